@@ -5,6 +5,9 @@ Everything a user can cause raises a subclass of `AxographError`; what only this
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 
 class AxographError(ValueError):
     """An error in four parts: asked, given, rule, remedy.
@@ -26,6 +29,10 @@ class AxographError(ValueError):
         parts = (("asked", asked), ("given", given), ("rule", rule), ("try", remedy))
         lines = [f"  {label:<6} {_indented(text)}" for label, text in parts]
         super().__init__("\n".join([summary, *lines]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = {"asked": self.asked, "given": self.given, "rule": self.rule, "remedy": self.remedy}
+        return partial(type(self), **parts), (self.summary,)
 
 
 class GridError(AxographError):

@@ -64,7 +64,8 @@ class Grid:
         sizes = tuple(value)
         if len(sizes) != len(AXES):
             raise _malformed(sizes)
-        return cls(*sizes)
+        x, y, z, data = sizes
+        return cls(x, y, z, data)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -216,6 +216,8 @@ class _Parser:
         pending: dict[str, str] = {}
         while True:
             axis = self.take(*AXES)
+            if axis in pending:
+                raise self.error("an axis once")
             pending[axis] = "sum"
             if self.next == ":":
                 self.take(":")
