@@ -5,6 +5,7 @@ An *axis* is always a grid axis; a *dim* is always a tensor dimension.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,11 +115,9 @@ class Grid:
         """The ranks, ascending, that differ from `rank` only along these axes."""
         axes = set(axes)
         here = self.coordinate(rank)
-        return tuple(
-            other
-            for other in range(self.size)
-            if all(axis in axes or at == here[axis] for axis, at in self.coordinate(other).items())
-        )
+        positions = [range(self[axis]) if axis in axes else (here[axis],) for axis in AXES]
+        members = (dict(zip(AXES, position, strict=True)) for position in itertools.product(*positions))
+        return tuple(sorted(self.rank(member) for member in members))
 
     def groups(self, axes: Iterable[str]) -> Iterator[tuple[int, ...]]:
         """All groups along these axes, by their first rank."""
