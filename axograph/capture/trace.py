@@ -1,0 +1,244 @@
+"""Capture: an unmodified module and its inputs become one joint forward and backward program.
+
+The module is run once on fake tensors, so that neither its size nor its device matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+
+from axograph.capture.program import FACTS, Facts, Input, Output, Program
+from axograph.capture.structure import Structure
+from axograph.errors import CaptureError
+from axograph.torch_private import describe_input, describe_output, export_joint, fake_tensor_mode
+
+Differentiable = Literal["loss", "all"]
+"""Which outputs gradients are taken of: the floating-point scalars where there are any, or all floating-point ones."""
+
+_TORCH_FOLDER = str(Path(inspect.getfile(torch)).parent)
+_OWN_FOLDER = str(Path(__file__).parent.parent)
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+
+
+class _Flat(nn.Module):
+    """The model as a function of a flat list of tensors."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Structure,
+        differentiable: Differentiable,
+        tell: Callable[[Structure, tuple[int, ...]], None],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs
+        self.differentiable = differentiable
+        self.tell = tell
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = self.inputs.unflatten(tensors)
+        found, outputs = Structure.flatten(self.model(*args, **kwargs))
+        floats = [i for i, t in enumerate(found) if t.requires_grad]
+        losses = [i for i in floats if found[i].dim() == 0]
+        kept = losses if self.differentiable == "loss" and losses else floats
+        self.tell(outputs, tuple(kept))
+        return tuple(t if i in kept else t.detach() for i, t in enumerate(found))
+
+
+def capture(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    device: torch.device | str | None = None,
+    differentiable: Differentiable = "loss",
+) -> Program:
+    """The joint program of a model called with these inputs, in the grad mode and train/eval mode of now.
+
+    Inputs may be real, fake or meta tensors, nested in any containers; shapes are specialised. `device` is where a
+    model on the meta device will run (default: the CPU). Raises `CaptureError` with the model's own line.
+    """
+    tensors, structure = Structure.flatten((tuple(args), dict(kwargs or {})))
+    device = torch.device(device) if device is not None else _device(model)
+    mode = fake_tensor_mode()
+    seen: list[tuple[Structure, tuple[int, ...]]] = []
+    flat = _Flat(model, structure, differentiable, lambda *outputs: seen.append(outputs))
+    with _fake_state(model, mode, device), contextlib.ExitStack() as stack:
+        fakes = tuple(_fake(tensor, mode, device) for tensor in tensors)
+        try:
+            exported = torch.export.export(flat, fakes, strict=False).module(check_guards=False)
+            joint = export_joint(stack, exported, fakes)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise _refusal(model, error) from error
+    outputs, kept = seen[0]
+    return _program(joint, structure, outputs, kept, model)
+
+
+def _device(model: nn.Module) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type != "meta":
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _fake(tensor: torch.Tensor, mode: Any, device: torch.device) -> torch.Tensor:
+    with mode:
+        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+@contextlib.contextmanager
+def _fake_state(model: nn.Module, mode: Any, device: torch.device) -> Iterator[None]:
+    """Put fake tensors in the places of all parameters and buffers; tied ones stay tied."""
+    fakes: dict[int, torch.Tensor] = {}
+    saved: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    try:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, tensor in list(table.items()):
+                    if tensor is None:
+                        continue
+                    if id(tensor) not in fakes:
+                        fake = _fake(tensor, mode, device)
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        fakes[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                    saved.append((table, name, tensor))
+                    table[name] = fakes[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for table, name, tensor in saved:
+            table[name] = tensor
+
+
+def _program(
+    joint: fx.GraphModule, inputs: Structure, outputs: Structure, differentiable: tuple[int, ...], model: nn.Module
+) -> Program:
+    """Rewrite the exported graph with flat placeholders, constants as inputs, and our facts on each node."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    table: list[Input] = []
+    constants: dict[str, torch.Tensor] = {}
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    for node in joint.graph.nodes:
+        if node.op == "placeholder":
+            kind, target = describe_input(node)
+            name = _without_wrapper(target) if isinstance(target, str) else target
+            made[node] = graph.placeholder(_placeholder_name(kind, name))
+            trains = kind == "parameter" and name not in frozen
+            table.append(Input(kind=kind, target=name, requires_grad=trains))  # type: ignore[arg-type]
+            made[node].meta = {"val": node.meta["val"]}
+    for node in joint.graph.nodes:
+        if node.op == "get_attr" and node.target not in constants:
+            constants[node.target] = getattr(joint, node.target)
+            with graph.inserting_before(_first_call(graph)):
+                placeholder = graph.placeholder(node.target.lstrip("_"))
+            placeholder.meta = {"val": constants[node.target]}
+            table.append(Input(kind="constant", target=node.target))
+        if node.op == "get_attr":
+            made[node] = next(n for n in graph.nodes if n.name == node.target.lstrip("_"))
+        elif node.op == "call_function":
+            made[node] = graph.node_copy(node, made.__getitem__)
+    results: list[fx.Node | None] = []
+    kinds: list[Output] = []
+    output = joint.graph.output_node()
+    for result, described in zip(output.args[0], output.meta["desc"], strict=True):
+        what = describe_output(described)
+        if what is None or (what[0] == "gradient" and result is None):
+            continue
+        kind, target = what
+        name = _without_wrapper(target) if isinstance(target, str) else target
+        kinds.append(Output(kind=kind, target=name))  # type: ignore[arg-type]
+        results.append(made[result] if isinstance(result, fx.Node) else None)
+    graph.output(tuple(results))
+    _record_facts(graph)
+    return Program(
+        graph_module=fx.GraphModule(joint, graph, "Program"),
+        inputs=tuple(table),
+        outputs=tuple(kinds),
+        input_structure=inputs,
+        output_structure=outputs,
+        constants=constants,
+        differentiable=differentiable,
+    )
+
+
+def _first_call(graph: fx.Graph) -> fx.Node:
+    return next((node for node in graph.nodes if node.op != "placeholder"), next(iter(graph.nodes)))
+
+
+def _placeholder_name(kind: str, target: str | int) -> str:
+    return f"{kind}_{target}".replace(".", "_")
+
+
+def _without_wrapper(path: str) -> str:
+    return path.removeprefix("model").removeprefix(".")
+
+
+def _record_facts(graph: fx.Graph) -> None:
+    """Module path, source line, phase, and for each backward node the forward node behind it."""
+    forward: dict[int, str] = {}
+    backward: set[fx.Node] = set()
+    for node in graph.nodes:
+        tangent = node.op == "placeholder" and node.name.startswith("tangent")
+        is_backward = tangent or bool(node.meta.get("autograd_backward"))
+        is_backward = is_backward or any(argument in backward for argument in node.all_input_nodes)
+        if is_backward:
+            backward.add(node)
+        number = node.meta.get("seq_nr")
+        if not is_backward and number is not None:
+            forward.setdefault(number, node.name)
+        node.meta[FACTS] = Facts(
+            path=_module_path(node),
+            source=source_line(node.meta.get("stack_trace") or ""),
+            phase="backward" if is_backward else "forward",
+            forward=forward.get(number) if is_backward and number is not None else None,
+        )
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    last = next(reversed(stack.values()), ("",)) if stack else ("",)
+    return _without_wrapper(re.sub(r"@\d+", "", str(last[0])))
+
+
+def source_line(stack_trace: str) -> str:
+    """The innermost line of a stack trace that is the model's own."""
+    frames = [m for m in _FRAME.finditer(stack_trace) if _is_model_code(m["file"])]
+    if not frames:
+        return ""
+    frame = frames[-1]
+    code = frame["code"].split("Gradient addition node")[0].strip()
+    return f"{Path(frame['file']).name}:{frame['line']}, {code}"
+
+
+def _is_model_code(file: str) -> bool:
+    return not file.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))
+
+
+def _refusal(model: nn.Module, error: Exception) -> CaptureError:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_model_code(f.filename)]
+    inside = [f for f in frames if "forward" in f.name] or frames
+    line = f"{inside[-1].filename}:{inside[-1].lineno}, {inside[-1].line}" if inside else source_line(str(error))
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return CaptureError(
+        f"{type(model).__name__} cannot be captured as one graph",
+        asked=f"the joint graph of {type(model).__name__}, for inputs of these shapes",
+        given=f"{line or 'a line outside the model'}\n{type(error).__name__}: {reason}",
+        rule="the model's operations depend on shapes and Python values, never on the contents of tensors",
+        remedy="replace the branch by torch.where or torch.cond, .item() by tensor arithmetic, and a Python loop over "
+        "values by one over shapes",
+    )
+
+

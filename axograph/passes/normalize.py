@@ -1,0 +1,204 @@
+"""The pass `normalize`: few forms of each operator, so that few rules cover all of them.
+
+All view-like operators become `reshape`, `permute`, `expand` or `slice`; splits become slices; a biased matmul is a
+matmul and an addition (`simplify` fuses them again where no collective comes between); full reductions name their
+dims; identities go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from axograph.capture.program import Program, facts, value, values
+from axograph.errors import UnsupportedError
+from axograph.passes.rewrite import Emitter, rebuild
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalize:
+    """Rewrite a captured program into the operators that the rules know."""
+
+    name: str = "normalize"
+    preserves_numerics: bool = True
+
+    def run(self, program: Program) -> Program:
+        """Raises `UnsupportedError` at operators that draw random numbers, which no rule places yet."""
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                _refuse_random(node)
+        return rebuild(program, _visit, "Normalized")
+
+
+def _refuse_random(node: fx.Node) -> None:
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in tags or not _draws(node):
+        return
+    about = facts(node)
+    raise UnsupportedError(
+        f"{node.target} draws random numbers",
+        asked=f"{about.path or 'the model'} in training mode",
+        given=about.source or str(node),
+        rule="random masks must be the same on every grid; there is no generator for that yet",
+        remedy="set the dropout probability to 0, or call model.eval()",
+    )
+
+
+def _draws(node: fx.Node) -> bool:
+    """Attention operators carry a dropout probability and are random only where it is not zero."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return True
+    at = names.index("dropout_p")
+    probability = node.args[at] if at < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+    return probability != 0.0
+
+
+def _visit(emit: Emitter, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node | None:
+    form = _FORMS.get(node.target)
+    if form is None and getattr(node.target, "__name__", "") == "getitem":
+        form = _getitem
+    if form is not None:
+        return form(emit, node, *args, **kwargs)  # type: ignore[no-any-return]
+    return emit.copy(node, args, kwargs)
+
+
+def _drop(emit: Emitter, node: fx.Node, *args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _identity(emit: Emitter, node: fx.Node, x: fx.Node, **kwargs: Any) -> fx.Node:
+    return x
+
+
+def _as_reshape(emit: Emitter, node: fx.Node, x: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+    shape = list(value(node).shape)
+    return x if list(value(x).shape) == shape else emit.call(aten.reshape.default, x, shape)
+
+
+def _t(emit: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
+    return emit.call(aten.permute.default, x, [1, 0]) if value(x).dim() == 2 else x
+
+
+def _transpose(emit: Emitter, node: fx.Node, x: fx.Node, first: int, second: int) -> fx.Node:
+    order = list(range(value(x).dim()))
+    order[first], order[second] = order[second], order[first]
+    return emit.call(aten.permute.default, x, order)
+
+
+def _expand(emit: Emitter, node: fx.Node, x: fx.Node, sizes: list[int], **kwargs: Any) -> fx.Node:
+    shape = list(value(node).shape)
+    return x if list(value(x).shape) == shape else emit.call(aten.expand.default, x, shape)
+
+
+def _slice(
+    emit: Emitter, node: fx.Node, x: fx.Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> fx.Node:
+    size = value(x).shape[dim]
+    first, last, step = slice(start, end, step).indices(size)
+    if (first, last, step) == (0, size, 1):
+        return x
+    return emit.call(aten.slice.Tensor, x, dim % value(x).dim(), first, last, step)
+
+
+def _split(emit: Emitter, node: fx.Node, x: fx.Node, sizes: Any, dim: int = 0) -> Any:
+    """Each piece as a slice; the `getitem` nodes that follow pick from this list."""
+    lengths = [piece.shape[dim] for piece in values(node)]
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return [
+        emit.call(aten.slice.Tensor, x, dim % value(x).dim(), start, start + length, 1)
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
+def _getitem(emit: Emitter, node: fx.Node, items: Any, index: int) -> fx.Node:
+    if isinstance(items, list):
+        piece: fx.Node = items[index]
+        return piece
+    return emit.copy(node, (items, index), {})
+
+
+def _addmm(emit: Emitter, node: fx.Node, bias: fx.Node, a: fx.Node, b: fx.Node, *, beta: Any = 1, alpha: Any = 1) -> fx.Node:
+    product = emit.call(aten.mm.default, a, b)
+    if alpha != 1:
+        product = emit.call(aten.mul.Scalar, product, alpha)
+    if beta != 1:
+        bias = emit.call(aten.mul.Scalar, bias, beta)
+    return emit.call(aten.add.Tensor, product, bias)
+
+
+def _baddbmm(emit: Emitter, node: fx.Node, bias: fx.Node, a: fx.Node, b: fx.Node, *, beta: Any = 1, alpha: Any = 1) -> fx.Node:
+    product = emit.call(aten.bmm.default, a, b)
+    if alpha != 1:
+        product = emit.call(aten.mul.Scalar, product, alpha)
+    if beta == 0:
+        return product
+    if beta != 1:
+        bias = emit.call(aten.mul.Scalar, bias, beta)
+    return emit.call(aten.add.Tensor, product, bias)
+
+
+def _reduce_all(emit: Emitter, node: fx.Node, x: fx.Node, **kwargs: Any) -> fx.Node:
+    op = aten.sum.dim_IntList if node.target is aten.sum.default else aten.mean.dim
+    return emit.call(op, x, list(range(value(x).dim())), False, **kwargs)
+
+
+def _scalar(emit: Emitter, node: fx.Node, number: float, **kwargs: Any) -> fx.Node:
+    result = value(node)
+    return emit.call(aten.full.default, [], number, dtype=result.dtype, device=result.device)
+
+
+def _filled(default: Any) -> Callable[..., fx.Node]:
+    """A tensor of one value, whatever the form: the shape and type of the result say the rest."""
+
+    def form(emit: Emitter, node: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
+        result = value(node)
+        fill = default
+        if fill is None:
+            names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+            at = names.index("fill_value")
+            fill = args[at] if at < len(args) else kwargs["fill_value"]
+        return emit.call(aten.full.default, list(result.shape), fill, dtype=result.dtype, device=result.device)
+
+    return form
+
+
+_FORMS: dict[Any, Callable[..., Any]] = {
+    aten.detach.default: _identity,
+    aten.alias.default: _identity,
+    aten.clone.default: _identity,
+    aten.lift_fresh_copy.default: _identity,
+    aten.lift_fresh.default: _identity,
+    aten._assert_tensor_metadata.default: _drop,
+    aten.view.default: _as_reshape,
+    aten._unsafe_view.default: _as_reshape,
+    aten.reshape.default: _as_reshape,
+    aten.unsqueeze.default: _as_reshape,
+    aten.squeeze.dim: _as_reshape,
+    aten.squeeze.dims: _as_reshape,
+    aten.squeeze.default: _as_reshape,
+    aten.t.default: _t,
+    aten.transpose.int: _transpose,
+    aten.expand.default: _expand,
+    aten.slice.Tensor: _slice,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.addmm.default: _addmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.sum.default: _reduce_all,
+    aten.mean.default: _reduce_all,
+    **{
+        op: _filled(0)
+        for op in (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
+                   aten.empty_like.default, aten.new_empty.default)
+    },
+    **{op: _filled(1) for op in (aten.ones.default, aten.ones_like.default, aten.new_ones.default)},
+    **{op: _filled(None) for op in (aten.full_like.default, aten.new_full.default)},
+    aten.scalar_tensor.default: _scalar,
+}

@@ -1,0 +1,53 @@
+"""The tensors that go into and come out of a node, in a fixed order."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+Value = tuple[fx.Node, int]
+"""A tensor of the graph: the node that makes it, and which of its outputs it is."""
+
+
+def tensor_arguments(node: fx.Node) -> list[fx.Node]:
+    """The nodes of all tensor arguments, in order, repeated where an argument is."""
+    found: list[fx.Node] = []
+
+    def visit(argument: fx.Node) -> fx.Node:
+        if isinstance(argument.meta.get("val"), torch.Tensor):
+            found.append(argument)
+        return argument
+
+    fx.map_arg((node.args, node.kwargs), visit)
+    return found
+
+
+def resolve(node: fx.Node) -> Value:
+    """The tensor that a node stands for: picking from a tuple is not making."""
+    if node.op == "call_function" and node.target is operator.getitem:
+        producer, index = node.args
+        assert isinstance(producer, fx.Node) and isinstance(index, int)
+        return producer, index
+    return node, 0
+
+
+def is_pick(node: fx.Node) -> bool:
+    """Whether a node only picks one output of another."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def output_tensors(node: fx.Node) -> list[torch.Tensor | None]:
+    """The fake tensors that a node makes, by output index; None for outputs that are no tensors."""
+    produced: Any = node.meta.get("val")
+    outputs = produced if isinstance(produced, list | tuple) else [produced]
+    return [output if isinstance(output, torch.Tensor) else None for output in outputs]
+
+
+def tensor_of(value: Value) -> torch.Tensor:
+    """The fake tensor of a value."""
+    tensor = output_tensors(value[0])[value[1]]
+    assert tensor is not None
+    return tensor

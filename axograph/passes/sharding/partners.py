@@ -1,0 +1,71 @@
+"""The two backward products of each matmul, and how their factors correspond.
+
+For O = I W the gradients are dI = dO W' and dW = I' dO: three products over the same m, k and n. One placement of a
+matmul decides all three. Which factor is which is found by following the dims through views, from product to product.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+import torch
+from torch import fx
+
+from axograph.capture.program import facts
+from axograph.passes.sharding.atoms import Unit
+from axograph.passes.sharding.roles import Spot, spots
+from axograph.passes.sharding.strategies import Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partner:
+    """A backward product and the forward one that decides its placement."""
+
+    forward: fx.Node
+    units: Mapping[Unit, Unit]
+    """For each part of a factor of the forward product, the same part in the backward product."""
+
+
+def find_partners(options: Mapping[fx.Node, Options]) -> dict[fx.Node, Partner]:
+    """The forward product of each backward one, by backward node."""
+    links: nx.Graph[Spot] = nx.Graph()
+    products = []
+    for node, own in options.items():
+        is_product = node.target is torch.ops.aten.mm.default
+        if is_product:
+            products.append(node)
+        if is_product or own.rule.is_view:
+            for unit in own.units:
+                nx.add_path(links, list(spots(node, unit)))
+    component: dict[Spot, int] = {}
+    for number, members in enumerate(nx.connected_components(links)):
+        component.update(dict.fromkeys(members, number))
+    forward: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in products:
+        if facts(node).phase == "forward":
+            forward[facts(node).path].append(node)
+    found = {}
+    for node in products:
+        about = facts(node)
+        if about.phase == "backward":
+            mine = _by_component(node, options[node], component)
+            for candidate in forward[about.path]:
+                theirs = _by_component(candidate, options[candidate], component)
+                if mine is not None and theirs is not None and mine.keys() == theirs.keys():
+                    found[node] = Partner(forward=candidate, units={theirs[c]: mine[c] for c in mine})
+                    break
+    return found
+
+
+def _by_component(node: fx.Node, options: Options, component: Mapping[Spot, int]) -> dict[int, Unit] | None:
+    """The parts of the factors by what they are linked to; None where two are the same thing."""
+    found: dict[int, Unit] = {}
+    for unit in options.units:
+        number = component[next(iter(spots(node, unit)))]
+        if number in found:
+            return None
+        found[number] = unit
+    return found

@@ -1,0 +1,123 @@
+"""The roles of axes: which of them cut the batch everywhere, and where the batch is in every tensor.
+
+By default z and data take the batch where they divide it, and x and y whatever is cheapest. The batch is followed
+from the model's inputs through the rules: a part of a factor that is the batch in one tensor is it in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+from torch import fx
+
+from axograph.capture.program import Program
+from axograph.grid import CUT_ORDER, Grid
+from axograph.passes.sharding.arguments import Value, resolve, tensor_arguments
+from axograph.passes.sharding.atoms import Atoms, Unit, terms
+from axograph.passes.sharding.schemes import Scheme
+from axograph.passes.sharding.strategies import Options
+
+Spot = tuple[Value, int, int]
+"""An atom of a dim of a tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Which axes take the batch, and where it is."""
+
+    batch_axes: tuple[str, ...]
+    """The axes that cut the batch wherever it is, in cut order."""
+    batch: frozenset[Spot]
+    kept_whole: frozenset[Spot] = frozenset()
+    """The dims that attention needs whole (positions, features of a head): cutting them elsewhere saves nothing."""
+    notes: tuple[str, ...] = ()
+    """Why an axis that usually takes the batch does not."""
+
+    def is_batch(self, node: fx.Node, unit: Unit) -> bool:
+        """Whether a part of a factor of this operator is the batch."""
+        return any(spot in self.batch for spot in spots(node, unit))
+
+    def may_cut(self, node: fx.Node, unit: Unit) -> bool:
+        """Whether an axis may cut this part of a factor."""
+        places = set(spots(node, unit))
+        return bool(places & self.batch) or not places & self.kept_whole
+
+    def batch_atom(self, value: Value) -> tuple[int, int] | None:
+        """The (dim, atom) of a tensor that is the batch."""
+        found = [(dim, atom) for at, dim, atom in self.batch if at == value]
+        return min(found) if found else None
+
+    def feature_factors(self, node: fx.Node, options: Options) -> tuple[str, ...]:
+        """The factors of an operator that have nothing of the batch."""
+        rows = {unit.factor for unit in options.units if self.is_batch(node, unit)}
+        return tuple(factor for factor in options.rule.sizes if factor not in rows)
+
+
+def find_roles(
+    program: Program,
+    options: Mapping[fx.Node, Options],
+    atoms: Mapping[Value, Atoms],
+    grid: Grid,
+    scheme: Scheme,
+    batch_dims: Mapping[int, int | None],
+) -> Roles:
+    """Follow the batch from the inputs. `batch_dims` gives its dim for each user input by index, None for none."""
+    links: nx.Graph[Spot] = nx.Graph()
+    for node, own in options.items():
+        for unit in own.units:
+            nx.add_path(links, list(spots(node, unit)))
+    starts: list[Spot] = []
+    size = 0
+    for node, declared in zip(program.placeholders(), program.inputs, strict=True):
+        dim = batch_dims.get(int(declared.target)) if declared.kind == "user" else None
+        if dim is not None:
+            starts.append(((node, 0), dim, 0))
+            size = atoms[node, 0][dim][0]
+    batch: set[Spot] = set(starts)
+    for start in starts:
+        if start in links:
+            batch |= nx.node_connected_component(links, start)
+    whole: set[Spot] = set()
+    for spot in _kept_whole(options):
+        whole |= nx.node_connected_component(links, spot) if spot in links else {spot}
+    axes: list[str] = []
+    notes: list[str] = []
+    for axis in scheme.batch_axes:
+        if grid[axis] == 1:
+            continue
+        if size and size % grid.extent((*axes, axis)) == 0:
+            axes.append(axis)
+        else:
+            taken = f" already cut by {' and '.join(axes)}" if axes else ""
+            what = f"the batch of {size}{taken}" if size else "an input without a batch dim"
+            notes.append(f"{axis}={grid[axis]} does not divide {what}; it cuts other dims where that is cheapest")
+    ordered = tuple(axis for axis in CUT_ORDER if axis in axes)
+    kept = frozenset() if notes else frozenset(whole)
+    return Roles(batch_axes=ordered, batch=frozenset(batch), kept_whole=kept, notes=tuple(notes))
+
+
+def _kept_whole(options: Mapping[fx.Node, Options]) -> Iterable[Spot]:
+    """The dims that an operator with much work cannot have cut."""
+    for node, own in options.items():
+        if not own.rule.flops:
+            continue
+        for (value, term), atoms in zip(terms(node, own.rule), _all_atoms(own), strict=True):
+            for dim, factors in enumerate(term):
+                if set(factors) & own.rule.whole:
+                    yield from ((value, dim, atom) for atom in range(len(atoms[dim])))
+
+
+def _all_atoms(options: Options) -> list[Atoms]:
+    return [*options.inputs, *(atoms for atoms in options.outputs if atoms is not None)]
+
+
+def spots(node: fx.Node, unit: Unit) -> Iterable[Spot]:
+    """Where a part of a factor is: in each tensor of the operator that has it."""
+    for argument, where in zip(tensor_arguments(node), unit.inputs, strict=True):
+        if where is not None:
+            yield (resolve(argument), *where)
+    for i, where in enumerate(unit.outputs):
+        if where is not None:
+            yield ((node, i), *where)

@@ -1,0 +1,119 @@
+"""Op rules: which dims of an operator's inputs and outputs are the same factor, in one line of text.
+
+    mm        "m k, k n -> m n"            a factor missing on the right is summed: cut it and the result is partial
+    softmax   "b s [v] -> b s [v]"         a factor in brackets must be whole
+    reshape   "b s (h d) -> b s h d"       a dim of several factors, outermost first
+    add       "b s, 1 s -> b s"            a dim of size 1 has no factor
+
+After the factor rules of Shardy (https://github.com/openxla/shardy) and the notation of einops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from axograph.placement import Placement
+
+Term = tuple[tuple[str, ...], ...]
+"""The factors of each dim of one tensor, outermost first; `()` for a dim of size 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What an operator allows on each axis of the grid."""
+
+    inputs: tuple[Term, ...]
+    """One term per tensor argument, in the order of the flattened arguments."""
+    outputs: tuple[Term | None, ...]
+    """One term per output; None for an output that is no tensor."""
+    sizes: Mapping[str, int]
+    whole: frozenset[str] = frozenset()
+    """Factors that no axis may cut."""
+    leading: frozenset[str] = frozenset()
+    """Factors that may be cut only into contiguous ranges of positions."""
+    linear: tuple[frozenset[int], ...] = ()
+    """Sets of inputs that may be partial sums together, the others being copies; the outputs are then partial."""
+    reduction: str = "sum"
+    """How a summed factor is reduced: "sum" or "max"."""
+    statistics: Mapping[str, int] = field(default_factory=dict)
+    """For a factor that `lower` can cut: how many all-reduces of a tensor without that factor it needs."""
+    flops: float = 0.0
+    """Floating-point operations of the whole operator."""
+    is_view: bool = False
+    """Whether the operator moves no data."""
+    lower: Lower | None = None
+    """How to emit the operator on local tensors; None: the same operator, with the same other arguments."""
+    known: bool = True
+    """False for the rule of an operator without one: everything whole."""
+
+    def __str__(self) -> str:
+        ins = ", ".join(_term_text(term, self.whole) for term in self.inputs)
+        outs = ", ".join("-" if term is None else _term_text(term, self.whole) for term in self.outputs)
+        return f"{ins} -> {outs}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """One way to run an operator on the grid."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement | None, ...]
+    cuts: Mapping[str, tuple[str, ...]]
+    """The axes that cut each factor; factors that are not named are whole."""
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """What each axis does, as the search wrote it."""
+
+    def axes(self, *factors: str) -> tuple[str, ...]:
+        """The axes that cut any of these factors."""
+        return tuple(axis for factor in factors for axis in self.cuts.get(factor, ()))
+
+
+Lower = Callable[[Any, fx.Node, tuple[Any, ...], dict[str, Any], Strategy], fx.Node]
+"""(emitter, node of the global graph, local arguments, local keyword arguments, strategy) -> the local result."""
+
+
+def parse_rule(text: str, shapes: Sequence[Sequence[int]], **options: Any) -> Rule:
+    """Read a rule's text for an operator whose inputs have these shapes.
+
+    >>> str(parse_rule("m k, k [n] -> m [n]", [(4, 8), (8, 2)]))
+    'm k, k [n] -> m [n]'
+    """
+    left, right = text.split("->")
+    whole: set[str] = set()
+    inputs = tuple(_parse_term(term, whole) for term in left.split(","))
+    outputs = tuple(_parse_term(term, whole) for term in right.split(","))
+    sizes: dict[str, int] = dict(options.pop("sizes", {}))
+    trimmed = []
+    for term, shape in zip(inputs, shapes, strict=True):
+        assert len(term) == len(shape), f"{text} for shapes {shapes}"
+        for dim, size in zip(term, shape, strict=True):
+            if len(dim) == 1:
+                assert sizes.setdefault(dim[0], size) == size or 1 in (size, sizes[dim[0]]), f"{text} for {shapes}"
+                sizes[dim[0]] = max(size, sizes[dim[0]])
+    for term, shape in zip(inputs, shapes, strict=True):
+        trimmed.append(tuple(dim if size > 1 else () for dim, size in zip(term, shape, strict=True)))
+    kept = tuple(tuple(tuple(f for f in dim if sizes[f] > 1) for dim in term) for term in outputs)
+    return Rule(inputs=tuple(trimmed), outputs=kept, sizes=sizes, whole=frozenset(whole), **options)
+
+
+def _parse_term(text: str, whole: set[str]) -> Term:
+    dims: list[tuple[str, ...]] = []
+    for token in re.findall(r"\([^)]*\)|\[\w+\]|\w+", text):
+        factors = tuple(re.findall(r"\w+", token))
+        if token.startswith("["):
+            whole.update(factors)
+        dims.append(() if factors == ("1",) else factors)
+    return tuple(dims)
+
+
+def _term_text(term: Term, whole: frozenset[str]) -> str:
+    def dim_text(dim: tuple[str, ...]) -> str:
+        names = [f"[{name}]" if name in whole else name for name in dim]
+        return names[0] if len(names) == 1 else f"({' '.join(names)})" if names else "1"
+
+    return " ".join(dim_text(dim) for dim in term)

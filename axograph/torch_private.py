@@ -1,0 +1,152 @@
+"""Every private torch name that the project uses, in one place. Tested with torch 2.13.
+
+Nothing else in the package may import a private torch module; `self_test` tells whether they still are where we
+expect them and still take the arguments that we pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import fx
+
+TESTED_TORCH = "2.13"
+"""The release of torch that the private names below were tested with."""
+
+
+def fake_tensor_mode() -> Any:
+    """A mode under which tensors have shape, dtype and device, but no storage."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no storage because it is fake."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def export_joint(stack: ExitStack, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> fx.GraphModule:
+    """The forward and, where gradients are on, backward aten graph of an exported module, functionalised.
+
+    Placeholders and outputs carry descriptors, read by `describe_input` and `describe_output`.
+    """
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    joint = aot_export_joint_with_descriptors(stack, module, args, {}, decompositions=_decompositions())
+    graph_module: fx.GraphModule = joint.graph_module
+    return graph_module
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import get_decompositions
+
+    aten = torch.ops.aten
+    return get_decompositions([aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward,
+                               aten.nll_loss2d_backward])  # fmt: skip
+
+
+def describe_input(node: fx.Node) -> tuple[str, str | int]:
+    """What a placeholder of the joint graph is: ("parameter" | "buffer", name) or ("user" | "tangent", index)."""
+    from torch._functorch._aot_autograd import descriptors as d
+
+    described = node.meta["desc"]
+    if isinstance(described, d.ParamAOTInput):
+        return "parameter", described.target
+    if isinstance(described, d.BufferAOTInput):
+        return "buffer", described.target
+    if isinstance(described, d.PlainAOTInput):
+        return "user", described.idx
+    if isinstance(described, d.TangentAOTInput) and isinstance(described.output, d.PlainAOTOutput):
+        return "tangent", described.output.idx
+    raise NotImplementedError(f"an input of kind {described}")
+
+
+def describe_output(described: Any) -> tuple[str, str | int] | None:
+    """What an output of the joint graph is: ("user", index), ("buffer", name), ("gradient", name or index) or None."""
+    from torch._functorch._aot_autograd import descriptors as d
+
+    if described is None:
+        return None
+    if isinstance(described, d.PlainAOTOutput):
+        return "user", described.idx
+    if isinstance(described, d.InputMutationAOTOutput) and isinstance(described.mutated_input, d.BufferAOTInput):
+        return "buffer", described.mutated_input.target
+    if isinstance(described, d.InputMutationAOTOutput) and isinstance(described.mutated_input, d.PlainAOTInput):
+        return "mutation", described.mutated_input.idx
+    if isinstance(described, d.GradAOTOutput):
+        of = described.grad_of
+        if isinstance(of, d.ParamAOTInput | d.BufferAOTInput):
+            return "gradient", of.target
+        if isinstance(of, d.PlainAOTInput):
+            return "gradient", of.idx
+    raise NotImplementedError(f"an output of kind {described}")
+
+
+def tree_flatten(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of registered containers, and the structure around them."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_flatten(value)
+
+
+def tree_unflatten(leaves: Sequence[Any], structure: Any) -> Any:
+    """The inverse of `tree_flatten`."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_unflatten(list(leaves), structure)
+
+
+def local_tensor(tensor: Any) -> torch.Tensor:
+    """The shard of a DTensor that this rank holds, without a copy and outside autograd."""
+    shard: torch.Tensor = tensor._local_tensor
+    return shard
+
+
+def strided_shard(dim: int, split_factor: int) -> Any:
+    """The DTensor placement of a dim that is cut inside: each of `split_factor` equal blocks is cut."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(dim, split_factor=split_factor)
+
+
+def collective_op(name: str) -> Any:
+    """An operator of functional collectives, such as `all_reduce`, with an asynchronous start and explicit wait."""
+    import torch.distributed._functional_collectives  # noqa: F401  registers the operators
+
+    return getattr(torch.ops._c10d_functional, name).default
+
+
+def self_test() -> list[str]:
+    """What no longer holds of the private names; empty when all is well."""
+    broken = []
+    try:
+        from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+        known = inspect.signature(aot_export_joint_with_descriptors).parameters
+        broken += [f"aot_export_joint_with_descriptors has no {n}" for n in ("decompositions",) if n not in known]
+        from torch._functorch._aot_autograd import descriptors
+
+        wanted = ("ParamAOTInput", "BufferAOTInput", "PlainAOTInput", "TangentAOTInput", "PlainAOTOutput",
+                  "InputMutationAOTOutput", "GradAOTOutput")  # fmt: skip
+        broken += [f"descriptors has no {name}" for name in wanted if not hasattr(descriptors, name)]
+        leaves, structure = tree_flatten({"a": [1, 2]})
+        if tree_unflatten(leaves, structure) != {"a": [1, 2]}:
+            broken.append("pytree does not round-trip")
+        with fake_tensor_mode():
+            if not is_fake(torch.empty(2)):
+                broken.append("the fake tensor mode makes real tensors")
+        strided_shard(0, 3)
+        for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
+                     "wait_tensor"):  # fmt: skip
+            collective_op(name)
+        _decompositions()
+    except (ImportError, AttributeError, TypeError) as error:
+        broken.append(str(error))
+    return broken
