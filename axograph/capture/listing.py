@@ -8,7 +8,13 @@ from axograph.capture.program import DTYPE_NAMES, Program, facts, values
 
 
 def listing(program: Program) -> str:
-    """The text of a program, one node a line."""
+    """The text of a program, one node a line; of a split program, both halves."""
+    if program.backward is not None:
+        return f"# forward\n{_half(program)}# backward\n{_half(program.backward)}"
+    return _half(program)
+
+
+def _half(program: Program) -> str:
     lines: list[str] = []
     placeholders = program.placeholders()
     for node, declared in zip(placeholders, program.inputs, strict=True):
@@ -40,8 +46,9 @@ def _type(node: fx.Node) -> str:
     for i, tensor in enumerate(tensors):
         name = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
         local = f"{name}{list(tensor.shape)}"
-        if i < len(placements):
-            placement = placements[i].simplified()
+        placed = placements[i] if i < len(placements) else None
+        if placed is not None:
+            placement = placed.simplified()
             same = placement.shape == tuple(tensor.shape) and not placement.partial
             texts.append(local if same else f"{name}{placement} -> {local}")
         else:

@@ -11,6 +11,7 @@ from torch import fx
 from axograph.capture.structure import Structure
 from axograph.cost_model.protocol import Collective
 from axograph.placement import Placement
+from axograph.plan import Plan
 
 InputKind = Literal["parameter", "buffer", "user", "tangent", "coordinate", "constant", "saved"]
 OutputKind = Literal["user", "gradient", "buffer", "mutation", "saved"]
@@ -44,6 +45,8 @@ class Input:
     """The name of a parameter, buffer, constant or axis; the index of a user input, of a tangent's output, or of a
     saved value."""
     requires_grad: bool = False
+    placement: Placement | None = None
+    """Where the tensor lies; None before the sharding pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class Output:
     kind: OutputKind
     target: str | int
     """The index of a user output; the name of a buffer; the parameter's name or the user input's index of a gradient."""
+    placement: Placement | None = None
+    """Where the value must lie; None before the sharding pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +71,10 @@ class Facts:
     phase: Literal["forward", "backward"] = "forward"
     forward: str | None = None
     """For a backward node: the name of the forward node whose derivative it is."""
-    placements: tuple[Placement, ...] = ()
-    """Where each output lies; empty before the sharding pass."""
+    placements: tuple[Placement | None, ...] = ()
+    """Where each output lies for those who use it; empty before the sharding pass, None for what is no tensor."""
+    strategy: object = None
+    """How the sharding pass runs the node on the grid."""
     collective: Collective | None = None
     """What a communication node moves."""
     reason: str = ""
@@ -87,6 +94,10 @@ class Program:
     """Tensors that the model made while it was captured, by name."""
     differentiable: tuple[int, ...] = ()
     """Indices of the user outputs whose gradients the backward half takes."""
+    plan: Plan | None = None
+    """What the sharding pass decided."""
+    backward: Program | None = None
+    """The backward half, once the program is split."""
 
     @property
     def graph(self) -> fx.Graph:

@@ -240,5 +240,3 @@ def _refusal(model: nn.Module, error: Exception) -> CaptureError:
         remedy="replace the branch by torch.where or torch.cond, .item() by tensor arithmetic, and a Python loop over "
         "values by one over shapes",
     )
-
-

@@ -98,7 +98,13 @@ def _expand(emit: Emitter, node: fx.Node, x: fx.Node, sizes: list[int], **kwargs
 
 
 def _slice(
-    emit: Emitter, node: fx.Node, x: fx.Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    emit: Emitter,
+    node: fx.Node,
+    x: fx.Node,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> fx.Node:
     size = value(x).shape[dim]
     first, last, step = slice(start, end, step).indices(size)
@@ -124,7 +130,9 @@ def _getitem(emit: Emitter, node: fx.Node, items: Any, index: int) -> fx.Node:
     return emit.copy(node, (items, index), {})
 
 
-def _addmm(emit: Emitter, node: fx.Node, bias: fx.Node, a: fx.Node, b: fx.Node, *, beta: Any = 1, alpha: Any = 1) -> fx.Node:
+def _addmm(
+    emit: Emitter, node: fx.Node, bias: fx.Node, a: fx.Node, b: fx.Node, *, beta: Any = 1, alpha: Any = 1
+) -> fx.Node:
     product = emit.call(aten.mm.default, a, b)
     if alpha != 1:
         product = emit.call(aten.mul.Scalar, product, alpha)
@@ -133,7 +141,9 @@ def _addmm(emit: Emitter, node: fx.Node, bias: fx.Node, a: fx.Node, b: fx.Node, 
     return emit.call(aten.add.Tensor, product, bias)
 
 
-def _baddbmm(emit: Emitter, node: fx.Node, bias: fx.Node, a: fx.Node, b: fx.Node, *, beta: Any = 1, alpha: Any = 1) -> fx.Node:
+def _baddbmm(
+    emit: Emitter, node: fx.Node, bias: fx.Node, a: fx.Node, b: fx.Node, *, beta: Any = 1, alpha: Any = 1
+) -> fx.Node:
     product = emit.call(aten.bmm.default, a, b)
     if alpha != 1:
         product = emit.call(aten.mul.Scalar, product, alpha)
@@ -195,8 +205,14 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     aten.mean.default: _reduce_all,
     **{
         op: _filled(0)
-        for op in (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format,
-                   aten.empty_like.default, aten.new_empty.default)
+        for op in (
+            aten.zeros.default,
+            aten.zeros_like.default,
+            aten.new_zeros.default,
+            aten.empty.memory_format,
+            aten.empty_like.default,
+            aten.new_empty.default,
+        )
     },
     **{op: _filled(1) for op in (aten.ones.default, aten.ones_like.default, aten.new_ones.default)},
     **{op: _filled(None) for op in (aten.full_like.default, aten.new_full.default)},

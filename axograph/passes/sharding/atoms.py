@@ -54,7 +54,9 @@ class Boundaries:
         return tuple(dims)
 
 
-def find_atoms(graph: fx.Graph, rules: Mapping[fx.Node, Rule], tied: Iterable[tuple[Value, Value]] = ()) -> dict[Value, Atoms]:
+def find_atoms(
+    graph: fx.Graph, rules: Mapping[fx.Node, Rule], tied: Iterable[tuple[Value, Value]] = ()
+) -> dict[Value, Atoms]:
     """The atoms of every value of the graph. `tied` values must lie alike, so they share their boundaries."""
     boundaries = Boundaries()
     touching: dict[Value, set[fx.Node]] = defaultdict(set)

@@ -88,9 +88,7 @@ class Resharder:
                 continue
             done.add(state)
             for step in self._steps(state, target, dtype, element_bytes):
-                heapq.heappush(
-                    heap, (cost_s + step.cost_s, length + 1, next(counter), step.after, (*steps, step))
-                )
+                heapq.heappush(heap, (cost_s + step.cost_s, length + 1, next(counter), step.after, (*steps, step)))
         return _IMPOSSIBLE
 
     def _steps(self, state: Placement, target: Placement, dtype: str, element_bytes: int) -> Iterator[Step]:

@@ -1,9 +1,9 @@
 """The classic layouts as restrictions of the search; without one, only the rule that every axis cuts every matmul.
 
-    axonn     x and y cut one feature dim of each matmul each; z and data the batch; weights stored cut by z
-    megatron  x and y together cut one feature dim (columns or rows); z and data the batch; weights stored cut by z
-    fsdp      every axis cuts the batch; weights stored cut by x, y and z
-    ddp       every axis cuts the batch; weights are copies
+axonn     x and y cut one feature dim of each matmul each; z and data the batch; weights stored cut by z
+megatron  x and y together cut one feature dim (columns or rows); z and data the batch; weights stored cut by z
+fsdp      every axis cuts the batch; weights stored cut by x, y and z
+ddp       every axis cuts the batch; weights are copies
 """
 
 from __future__ import annotations

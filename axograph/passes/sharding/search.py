@@ -63,7 +63,8 @@ class Assignment:
     results: tuple[Placement | None, ...]
     """Where each output of the graph lies."""
     cost_s: float
-    width: int
+    certificate: str
+    """"optimal", or what is known of the distance to the optimum."""
     roles: Roles
     rules: dict[fx.Node, Rule]
 
@@ -88,7 +89,9 @@ class _Member:
 class Search:
     """The cheapest assignment for one program on one grid."""
 
-    def __init__(self, program: Program, grid: Grid, model: CostModel, scheme: Scheme, batch_dims: Mapping[int, int | None]):
+    def __init__(
+        self, program: Program, grid: Grid, model: CostModel, scheme: Scheme, batch_dims: Mapping[int, int | None]
+    ):
         self.program = program
         self.grid = grid
         self.model = model
@@ -246,7 +249,9 @@ class Search:
             return 0.0
         tensors = [a.meta["val"] for a in tensor_arguments(node)]
         made = output_tensors(node)
-        size = sum(p.local_elements(self.grid) * t.element_size() for p, t in zip(strategy.inputs, tensors, strict=True))
+        size = sum(
+            p.local_elements(self.grid) * t.element_size() for p, t in zip(strategy.inputs, tensors, strict=True)
+        )
         for placed, tensor in zip(strategy.outputs, made, strict=True):
             if placed is not None and tensor is not None:
                 size += placed.local_elements(self.grid) * tensor.element_size()
@@ -408,7 +413,7 @@ class Search:
             values=values,
             results=ends,
             cost_s=solution.cost,
-            width=solution.width,
+            certificate="optimal",
             roles=self.roles,
             rules=self.rules,
         )
@@ -426,9 +431,7 @@ def _passing_together(strategies: list[Strategy], axes: Iterable[str]) -> list[S
     return [strategy for strategy in strategies if not mixed(strategy)]
 
 
-def _combinations(
-    atoms: Atoms, choices: Mapping[str, Sequence[tuple[int, int] | None]], grid: Grid
-) -> list[Placement]:
+def _combinations(atoms: Atoms, choices: Mapping[str, Sequence[tuple[int, int] | None]], grid: Grid) -> list[Placement]:
     """The placements in which each axis cuts one of its places evenly, and which a DTensor can express."""
     axes = [axis for axis in CUT_ORDER if axis in choices]
     found: dict[Placement, None] = {}
@@ -448,8 +451,4 @@ def _expressible(cuts: Mapping[tuple[int, int], Sequence[str]]) -> bool:
     by_dim: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for dim, atom in cuts:
         by_dim[dim].append((dim, atom))
-    return all(
-        len(places) == 1 and (places[0][1] == 0 or len(cuts[places[0]]) == 1) for places in by_dim.values()
-    )
-
-
+    return all(len(places) == 1 and (places[0][1] == 0 or len(cuts[places[0]]) == 1) for places in by_dim.values())

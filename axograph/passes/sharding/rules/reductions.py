@@ -81,7 +81,9 @@ def _along(position: int, default: Any = -1, linear: bool = False) -> Callable[[
             if output is None:
                 outputs.append(None)
             elif output.dim() == argument.dim():
-                outputs.append(tuple(() if output.shape[d] == 1 else _resized(d, d in dims) for d in range(output.dim())))
+                outputs.append(
+                    tuple(() if output.shape[d] == 1 else _resized(d, d in dims) for d in range(output.dim()))
+                )
             else:
                 outputs.append(tuple(name for d, name in enumerate(names) if d not in dims))
         sizes = _sizes(argument)

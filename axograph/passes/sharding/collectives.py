@@ -1,0 +1,182 @@
+"""Emitting reshards: each step of a path as operators on local tensors, collectives with an explicit wait.
+
+Groups are named by their axes ("data.z"): the program is one text for all ranks, and the runtime binds the names to
+process groups.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from axograph.capture.program import FACTS, Facts, facts
+from axograph.cost_model.protocol import Collective
+from axograph.grid import Grid
+from axograph.passes.rewrite import Emitter
+from axograph.passes.sharding.reshard import Atom, Path
+from axograph.placement import Placement
+from axograph.torch_private import collective_op
+
+aten = torch.ops.aten
+
+
+class LocalEmitter(Emitter):
+    """Emits operators on local tensors: collectives, slices by coordinate, reshards."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__()
+        self.grid = grid
+        self.coordinates: dict[str, fx.Node] = {}
+        """The placeholder with this rank's position along each axis: a scalar i64."""
+
+    def coordinate(self, axes: tuple[str, ...]) -> fx.Node:
+        """This rank's position along several axes together, the first being outermost; a scalar."""
+        position = self.coordinates[axes[0]]
+        for axis in axes[1:]:
+            position = self.call(aten.mul.Scalar, position, self.grid[axis])
+            position = self.call(aten.add.Tensor, position, self.coordinates[axis])
+        return position
+
+    def all_reduce(self, x: fx.Node, axes: tuple[str, ...], kind: str) -> fx.Node:
+        """The sum or maximum over the ranks along these axes."""
+        axes = tuple(axis for axis in axes if self.grid[axis] > 1)
+        if not axes:
+            return x
+        start = self.call(collective_op("all_reduce"), x, kind, ".".join(axes))
+        self._describe(start, "all_reduce", axes, x)
+        return self.call(collective_op("wait_tensor"), start)
+
+    def reshard(self, x: fx.Node, source: Placement, path: Path, reason: str) -> fx.Node:
+        """The tensor at the end of the path, through all its steps."""
+        assert path.steps is not None
+        before = source
+        for step in path.steps:
+            if step.kind == "all_reduce":
+                x = self.all_reduce(x, step.axes, step.reduction)
+            elif step.kind == "slice":
+                assert step.target is not None
+                x = self._slice(x, before, step.target, step.axes[0])
+            elif step.kind == "all_gather":
+                assert step.source is not None
+                x = self._all_gather(x, before, step.source, step.axes[0])
+            elif step.kind == "reduce_scatter":
+                assert step.target is not None
+                x = self._reduce_scatter(x, before, step.target, step.axes[0], step.reduction)
+            else:
+                assert step.source is not None and step.target is not None
+                x = self._all_to_all(x, before, step.source, step.target, step.axes[0])
+            before = step.after
+        if reason:
+            x.meta[FACTS] = replace(facts(x), reason=reason)
+        return x
+
+    def _describe(self, start: fx.Node, kind: str, axes: tuple[str, ...], larger: fx.Node) -> None:
+        tensor = larger.meta["val"]
+        moved = Collective(kind=kind, axes=axes, size_bytes=tensor.numel() * tensor.element_size())  # type: ignore[arg-type]
+        about: Facts = facts(start)
+        start.meta[FACTS] = replace(about, collective=moved)
+
+    def _slice(self, x: fx.Node, before: Placement, atom: Atom, axis: str) -> fx.Node:
+        """This rank's part of an atom, chosen by its coordinate."""
+        shape = list(x.meta["val"].shape)
+        outer, size, inner = _around(before, atom, self.grid)
+        count = self.grid[axis]
+        dim = atom[0]
+        split = [*shape[:dim], outer, count, size // count * inner, *shape[dim + 1 :]]
+        parts = self._shaped(x, split)
+        index = self.call(aten.reshape.default, self.coordinate((axis,)), [1])
+        part = self.call(aten.index_select.default, parts, dim + 1, index)
+        return self._shaped(part, [*shape[:dim], shape[dim] // count, *shape[dim + 1 :]])
+
+    def _all_gather(self, x: fx.Node, before: Placement, atom: Atom, axis: str) -> fx.Node:
+        """Every rank's part of an atom, one after the other."""
+        count = self.grid[axis]
+        shape = list(x.meta["val"].shape)
+        outer, size, inner = _around(before, atom, self.grid)
+        flat = self._contiguous(self._shaped(x, shape or [1]))
+        sent, dtype = self._sendable(flat)
+        start = self.call(collective_op("all_gather_into_tensor"), sent, count, axis)
+        self._describe(start, "all_gather", (axis,), start)
+        gathered = self._received(self.call(collective_op("wait_tensor"), start), dtype)
+        return self._placed_in_front(gathered, shape, atom[0], outer, size * inner, count)
+
+    def _placed_in_front(
+        self, stacked: fx.Node, shape: list[int], dim: int, outer: int, rest: int, count: int
+    ) -> fx.Node:
+        """Parts stacked along dim 0, each put in front of its place inside a dim."""
+        result = [*shape[:dim], shape[dim] * count, *shape[dim + 1 :]]
+        if dim == 0 and outer == 1:
+            return self._shaped(stacked, result)
+        split = [count, *shape[:dim], outer, rest, *shape[dim + 1 :]]
+        order = [*range(1, dim + 2), 0, *range(dim + 2, len(split))]
+        return self._shaped(self.call(aten.permute.default, self._shaped(stacked, split), order), result)
+
+    def _stacked(self, x: fx.Node, before: Placement, atom: Atom, count: int) -> tuple[fx.Node, list[int]]:
+        """The parts of an atom stacked along a new dim 0, and the shape of one part."""
+        shape = list(x.meta["val"].shape)
+        outer, size, inner = _around(before, atom, self.grid)
+        dim = atom[0]
+        part = [*shape[:dim], shape[dim] // count, *shape[dim + 1 :]]
+        split = [*shape[:dim], outer, count, size // count * inner, *shape[dim + 1 :]]
+        order = [dim + 1, *range(dim + 1), *range(dim + 2, len(split))]
+        moved = x if dim == 0 and outer == 1 else self.call(aten.permute.default, self._shaped(x, split), order)
+        return self._contiguous(self._shaped(moved, [count, *part])), part
+
+    def _reduce_scatter(self, x: fx.Node, before: Placement, atom: Atom, axis: str, kind: str) -> fx.Node:
+        """The sum over the ranks, each rank keeping its part of an atom."""
+        count = self.grid[axis]
+        stacked, part = self._stacked(x, before, atom, count)
+        flat = self._shaped(stacked, [count * part[0], *part[1:]])
+        start = self.call(collective_op("reduce_scatter_tensor"), flat, kind, count, axis)
+        self._describe(start, "reduce_scatter", (axis,), x)
+        return self._shaped(self.call(collective_op("wait_tensor"), start), part)
+
+    def _all_to_all(self, x: fx.Node, before: Placement, source: Atom, target: Atom, axis: str) -> fx.Node:
+        """Cut another atom than before: gather one while giving away parts of the other."""
+        count = self.grid[axis]
+        stacked, part = self._stacked(x, before, target, count)
+        sent, dtype = self._sendable(stacked)
+        splits = [1] * count
+        start = self.call(collective_op("all_to_all_single"), sent, splits, splits, axis)
+        self._describe(start, "all_to_all", (axis,), x)
+        received = self._received(self.call(collective_op("wait_tensor"), start), dtype)
+        dim = source[0]
+        outer, size, inner = _around(before, source, self.grid)
+        rest = size * inner
+        if dim == target[0]:
+            outer, rest = _around_in_part(before, source, target, self.grid, count)
+        result = self._placed_in_front(received, part, dim, outer, rest, count)
+        return result
+
+    def _sendable(self, x: fx.Node) -> tuple[fx.Node, torch.dtype]:
+        """Booleans travel as bytes."""
+        dtype: torch.dtype = x.meta["val"].dtype
+        if dtype == torch.bool:
+            return self.call(aten._to_copy.default, x, dtype=torch.uint8), dtype
+        return x, dtype
+
+    def _received(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return x if x.meta["val"].dtype == dtype else self.call(aten._to_copy.default, x, dtype=dtype)
+
+    def _shaped(self, x: fx.Node, shape: list[int]) -> fx.Node:
+        return x if list(x.meta["val"].shape) == shape else self.call(aten.reshape.default, x, shape)
+
+    def _contiguous(self, x: fx.Node) -> fx.Node:
+        return self.call(aten.contiguous.default, x)
+
+
+def _around(placement: Placement, atom: Atom, grid: Grid) -> tuple[int, int, int]:
+    """Local sizes outside an atom, of it, and inside it, within its dim."""
+    dim, at = placement.dims[atom[0]], atom[1]
+    local = [sub.local(grid) for sub in dim]
+    return math.prod(local[:at]), local[at], math.prod(local[at + 1 :])
+
+
+def _around_in_part(placement: Placement, source: Atom, target: Atom, grid: Grid, count: int) -> tuple[int, int]:
+    """The same for the source atom once the target atom of the same dim is cut in `count`."""
+    local = [sub.local(grid) for sub in placement.dims[source[0]]]
+    local[target[1]] //= count
+    return math.prod(local[: source[1]]), math.prod(local[source[1] :])

@@ -1,0 +1,132 @@
+"""The pass `shard`: a placement on every node, a matmul placement on every matmul."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import fx
+
+from axograph.capture.program import Input, Program, facts, note
+from axograph.cost_model.protocol import CostModel
+from axograph.errors import GridError
+from axograph.grid import Grid
+from axograph.passes.rewrite import rebuild
+from axograph.passes.sharding.arguments import tensor_arguments
+from axograph.passes.sharding.rule import Strategy
+from axograph.passes.sharding.schemes import Scheme
+from axograph.passes.sharding.search import Assignment, Search
+from axograph.passes.sharding.strategies import Cut
+from axograph.plan import MatmulPlacement, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Decide where everything lies, at the least cost under the cost model."""
+
+    grid: Grid
+    cost_model: CostModel
+    scheme: str | None = None
+    batch_dims: Mapping[int, int | None] = field(default_factory=dict)
+    """The dim of each user input that carries the batch, None for an input without one."""
+    name: str = "shard"
+    preserves_numerics: bool = True
+
+    def run(self, program: Program) -> Program:
+        """Raises `GridError` where an axis cuts none of the matmuls."""
+        program = rebuild(program, lambda emit, node, args, kwargs: emit.copy(node, args, kwargs), "Sharded")
+        scheme = Scheme.named(self.scheme)
+        decided = Search(program, self.grid, self.cost_model, scheme, self.batch_dims).run()
+        inputs = []
+        for node, declared in zip(program.placeholders(), program.inputs, strict=True):
+            placed = decided.values[node, 0]
+            note(node, placements=(placed,))
+            inputs.append(replace(declared, placement=placed))
+        for node, strategy in decided.strategies.items():
+            lies = tuple(decided.values.get((node, i), made) for i, made in enumerate(strategy.outputs))
+            note(node, placements=lies, strategy=strategy)
+        outputs = tuple(
+            replace(declared, placement=placed)
+            for declared, placed in zip(program.outputs, decided.results, strict=True)
+        )
+        plan = _plan(program, decided, tuple(inputs), self.grid, self.scheme)
+        _refuse_idle_axes(plan, decided)
+        return replace(program, inputs=tuple(inputs), outputs=outputs, plan=plan)
+
+
+def _plan(program: Program, decided: Assignment, inputs: tuple[Input, ...], grid: Grid, scheme: str | None) -> Plan:
+    parameters = {str(i.target): i.placement for i in inputs if i.kind == "parameter" and i.placement is not None}
+    by_node = {node: i for node, i in zip(program.placeholders(), inputs, strict=True)}
+    counted: Counter[str] = Counter()
+    matmuls = {}
+    for node, strategy in decided.strategies.items():
+        about = facts(node)
+        if node.target is not torch.ops.aten.mm.default or about.phase != "forward":
+            continue
+        counted[about.path] += 1
+        count = counted[about.path]
+        path = about.path if count == 1 else f"{about.path}#{count}"
+        weight = _parameter_behind(tensor_arguments(node)[1], by_node)
+        sizes = decided.rules[node].sizes
+        matmuls[path] = MatmulPlacement(
+            path=path,
+            weight=str(weight.target) if weight else "",
+            m=strategy.axes("m"),
+            k=strategy.axes("k"),
+            n=strategy.axes("n"),
+            shape=(sizes["m"], sizes["k"], sizes["n"]),
+            stored=weight.placement if weight else None,
+            reason=_idle_reason(strategy, sizes, grid),
+        )
+    notes = [*decided.roles.notes]
+    unknown = sorted({str(node.target) for node, rule in decided.rules.items() if not rule.known})
+    notes += [f"{op} has no rule: it runs on gathered inputs" for op in unknown]
+    return Plan(
+        grid=grid,
+        scheme=scheme,
+        matmuls=matmuls,
+        parameters=parameters,
+        cost_s=decided.cost_s,
+        certificate=decided.certificate,
+        notes=tuple(notes),
+    )
+
+
+def _parameter_behind(node: fx.Node, inputs: Mapping[fx.Node, Input]) -> Input | None:
+    """The parameter that a tensor is, seen through views."""
+    while node.op == "call_function" and len(tensor_arguments(node)) == 1:
+        node = tensor_arguments(node)[0]
+    declared = inputs.get(node)
+    return declared if declared is not None and declared.kind == "parameter" else None
+
+
+def _idle_reason(strategy: Strategy, sizes: Mapping[str, int], grid: Grid) -> str:
+    busy = {axis for axes in strategy.cuts.values() for axis in axes}
+    idle = [axis for axis in grid.cut_axes if axis not in busy]
+    dims = ", ".join(f"{name}={sizes[name]}" for name in "mkn")
+    return "; ".join(f"{axis}={grid[axis]} is idle: it divides nothing evenly that is left of {dims}" for axis in idle)
+
+
+def _refuse_idle_axes(plan: Plan, decided: Assignment) -> None:
+    """An axis that cuts no operator with work would repeat all of it on every rank."""
+    busy: set[str] = set()
+    heavy = [node for node, rule in decided.rules.items() if rule.flops]
+    for node in heavy:
+        busy |= {axis for axis, choice in decided.strategies[node].chosen.items() if isinstance(choice, Cut)}
+    for axis in plan.grid.cut_axes if heavy else ():
+        if axis not in busy:
+            first = next(iter(plan.matmuls.values()), None)
+            given = (
+                f"{first.path or 'the first matmul'}: m={first.shape[0]} k={first.shape[1]} n={first.shape[2]}"
+                if first
+                else "no matmul"
+            )
+            raise GridError(
+                f"axis {axis} cuts nothing in this model",
+                asked=f"grid {plan.grid}",
+                given=given,
+                rule=f"an axis divides at least one dim of one matmul evenly: none is a multiple of {plan.grid[axis]}",
+                remedy=f"{axis}=1, or a size that divides the batch, the heads or the features",
+            )

@@ -1,0 +1,126 @@
+"""The pass `split`: the joint graph becomes a forward and a backward graph, with what one saves for the other.
+
+What backward needs is saved as it is, with two exceptions that are made again: views, which cost nothing, and what
+follows from parameters alone (a gathered weight is gathered again, so that only its shard lives in between).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from axograph.capture.program import Input, Output, Program
+
+aten = torch.ops.aten
+
+_VIEWS = {
+    aten.reshape.default,
+    aten.permute.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.contiguous.default,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Divide a joint program into the two halves that autograd runs."""
+
+    name: str = "split"
+    preserves_numerics: bool = True
+
+    def run(self, program: Program) -> Program:
+        """The forward program, with the backward one in `backward`; that is None where nothing takes gradients."""
+        pairs = list(zip(program.results(), program.outputs, strict=True))
+        ahead = [(result, declared) for result, declared in pairs if declared.kind != "gradient"]
+        behind = [(result, declared) for result, declared in pairs if declared.kind == "gradient"]
+        if not behind:
+            return _half(program, ahead, (), "Forward")
+        forward = _ancestors(result for result, _ in ahead)
+        saved = _saved(program, forward, [result for result, _ in behind])
+        kept = [*ahead, *((node, Output(kind="saved", target=i)) for i, node in enumerate(saved))]
+        first = _half(program, kept, (), "Forward")
+        return replace(first, backward=_half(program, behind, saved, "Backward"))
+
+
+def _ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) -> set[fx.Node]:
+    """These nodes and all that they are made from, not looking behind the nodes of `stop`."""
+    found: set[fx.Node] = set()
+    ends = set(stop)
+    waiting = [node for node in nodes if node is not None]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            if node not in ends:
+                waiting += node.all_input_nodes
+    return found
+
+
+def _saved(program: Program, forward: set[fx.Node], gradients: Sequence[fx.Node | None]) -> list[fx.Node]:
+    """The values of the forward graph that backward is given, in the order of the graph."""
+    again = _from_parameters(program)
+    found: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    waiting = [node for node in gradients if node is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node.op == "placeholder":
+            continue
+        seen.add(node)
+        whole = isinstance(node.meta.get("val"), torch.Tensor)
+        if node in forward and whole and node not in again and node.target not in _VIEWS:
+            found.add(node)
+        else:
+            waiting += node.all_input_nodes
+    return [node for node in program.graph.nodes if node in found]
+
+
+def _from_parameters(program: Program) -> set[fx.Node]:
+    """The nodes that follow from parameters and this rank's coordinates alone."""
+    declared = dict(zip(program.placeholders(), program.inputs, strict=True))
+    alone: set[fx.Node] = set()
+    with_parameter: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and declared[node].kind in ("parameter", "coordinate"):
+            alone.add(node)
+            if declared[node].kind == "parameter":
+                with_parameter.add(node)
+        elif node.op == "call_function" and all(argument in alone for argument in node.all_input_nodes):
+            alone.add(node)
+            if any(argument in with_parameter for argument in node.all_input_nodes):
+                with_parameter.add(node)
+    return with_parameter
+
+
+def _half(
+    program: Program, results: list[tuple[fx.Node | None, Output]], saved: Sequence[fx.Node], name: str
+) -> Program:
+    """The part of a program that makes these results, given the saved values."""
+    members = _ancestors((node for node, _ in results), saved)
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    inputs: list[Input] = []
+    for node, declared in zip(program.placeholders(), program.inputs, strict=True):
+        if node in members:
+            made[node] = graph.node_copy(node)
+            inputs.append(declared)
+    for i, node in enumerate(saved):
+        made[node] = graph.placeholder(node.name)
+        made[node].meta = dict(node.meta)
+        inputs.append(Input(kind="saved", target=i))
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node in members and node not in made:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    graph.output(tuple(None if node is None else made[node] for node, _ in results))
+    graph.lint()
+    return replace(
+        program,
+        graph_module=fx.GraphModule(torch.nn.Module(), graph, name),
+        inputs=tuple(inputs),
+        outputs=tuple(declared for _, declared in results),
+    )
