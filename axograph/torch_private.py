@@ -109,6 +109,12 @@ def local_tensor(tensor: Any) -> torch.Tensor:
     return shard
 
 
+def move_shard(tensor: Any, like: Any) -> None:
+    """Let a DTensor hold the shard, and lie at the placements, of another of the same global shape."""
+    tensor._local_tensor = like._local_tensor
+    tensor._spec = like._spec
+
+
 def strided_shard(dim: int, split_factor: int) -> Any:
     """The DTensor placement of a dim that is cut inside: each of `split_factor` equal blocks is cut."""
     from torch.distributed.tensor.placement_types import _StridedShard

@@ -68,12 +68,17 @@ class Structure:
         """A text that is equal for structures that differ in their tensors alone."""
         return f"{self.container}({', '.join(map(_leaf_key, self.leaves))})"
 
+    @property
+    def count(self) -> int:
+        """The number of tensors."""
+        return _count(self)
+
     def paths(self) -> list[str]:
         """A short name for each tensor, by its key, attribute or position, such as `logits` or `0`."""
         names: dict[int, str] = {}
-        numbered = self.unflatten([_Slot(i) for i in range(_count(self))])
+        numbered = self.unflatten([_Slot(i) for i in range(self.count)])
         _name(numbered, "", names)
-        return [names.get(i, str(i)) for i in range(_count(self))]
+        return [names.get(i, str(i)) for i in range(self.count)]
 
 
 def _leaf(value: Any, tensors: list[torch.Tensor], inside: tuple[int, ...]) -> _Slot | _Constant | _Object:

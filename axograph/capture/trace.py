@@ -131,14 +131,18 @@ def _program(
     table: list[Input] = []
     constants: dict[str, torch.Tensor] = {}
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    first_name = _first_names(model)
+    declared: dict[tuple[str, str | int], fx.Node] = {}
     for node in joint.graph.nodes:
         if node.op == "placeholder":
             kind, target = describe_input(node)
-            name = _without_wrapper(target) if isinstance(target, str) else target
-            made[node] = graph.placeholder(_placeholder_name(kind, name))
-            trains = kind == "parameter" and name not in frozen
-            table.append(Input(kind=kind, target=name, requires_grad=trains))  # type: ignore[arg-type]
-            made[node].meta = {"val": node.meta["val"]}
+            name = first_name.get(_without_wrapper(target), "") if isinstance(target, str) else target
+            if (kind, name) not in declared:
+                declared[kind, name] = graph.placeholder(_placeholder_name(kind, name))
+                trains = kind == "parameter" and name not in frozen
+                table.append(Input(kind=kind, target=name, requires_grad=trains))  # type: ignore[arg-type]
+                declared[kind, name].meta = {"val": node.meta["val"]}
+            made[node] = declared[kind, name]
     for node in joint.graph.nodes:
         if node.op == "get_attr" and node.target not in constants:
             constants[node.target] = getattr(joint, node.target)
@@ -158,7 +162,7 @@ def _program(
         if what is None or (what[0] == "gradient" and result is None):
             continue
         kind, target = what
-        name = _without_wrapper(target) if isinstance(target, str) else target
+        name = first_name.get(_without_wrapper(target), "") if isinstance(target, str) else target
         kinds.append(Output(kind=kind, target=name))  # type: ignore[arg-type]
         results.append(made[result] if isinstance(result, fx.Node) else None)
     graph.output(tuple(results))
@@ -172,6 +176,16 @@ def _program(
         constants=constants,
         differentiable=differentiable,
     )
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """For each name of a parameter or buffer, the first name of the same tensor: tied ones are one input."""
+    first: dict[int, str] = {}
+    names = {}
+    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in named:
+            names[name] = first.setdefault(id(tensor), name)
+    return names
 
 
 def _first_call(graph: fx.Graph) -> fx.Node:

@@ -8,13 +8,15 @@ each rank's are computed from that rank's own values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
+from axograph.capture.program import Program
 from axograph.grid import CUT_ORDER, Grid
 from axograph.placement import Placement
 from axograph.runtime.parts import join_parts, stack_parts
@@ -29,7 +31,7 @@ class _Stacked:
 
 
 class VirtualGrid:
-    """Runs programs for all ranks of a grid."""
+    """Runs programs for all ranks of a grid. The user's tensors, parameters included, are ordinary and global."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -41,6 +43,35 @@ class VirtualGrid:
             collective_op("all_to_all_single"): self._all_to_all,
             collective_op("wait_tensor"): lambda x: x,
         }
+
+    def take_over(self, model: nn.Module) -> None:
+        """Nothing to do."""
+
+    def adopt(self, model: nn.Module, placements: Mapping[str, Placement]) -> None:
+        """Parameters stay as they are: each call takes its parts from them."""
+
+    def loadable(self, model: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state itself."""
+        return state
+
+    def agree(self, program: Program, inputs: Sequence[torch.Tensor]) -> None:
+        """One process always agrees with itself."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """Nothing to do."""
+        return nullcontext()
+
+    def bind(self, module: fx.GraphModule) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """Run the graph on stacked values."""
+        return lambda inputs: self.run(module, inputs)
+
+    def returned(self, value: torch.Tensor, placement: Placement) -> torch.Tensor:
+        """The global tensor of a result."""
+        return self.gather(value, placement)
+
+    def gradient(self, value: torch.Tensor, placement: Placement, of: torch.Tensor) -> torch.Tensor:
+        """The global gradient."""
+        return self.gather(value, placement)
 
     def place(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
         """The stacked parts of a global tensor, `[ranks, *local shape]`."""

@@ -15,6 +15,7 @@ from torch import fx
 
 from axograph.passes.sharding.arguments import Value, is_pick, output_tensors, resolve, tensor_arguments, tensor_of
 from axograph.passes.sharding.rule import Rule
+from axograph.placement import Placement
 
 Atoms = tuple[tuple[int, ...], ...]
 """For each dim of a tensor, the sizes of its factors, outermost first."""
@@ -55,9 +56,15 @@ class Boundaries:
 
 
 def find_atoms(
-    graph: fx.Graph, rules: Mapping[fx.Node, Rule], tied: Iterable[tuple[Value, Value]] = ()
+    graph: fx.Graph,
+    rules: Mapping[fx.Node, Rule],
+    tied: Iterable[tuple[Value, Value]] = (),
+    stored: Mapping[Value, Placement] | None = None,
 ) -> dict[Value, Atoms]:
-    """The atoms of every value of the graph. `tied` values must lie alike, so they share their boundaries."""
+    """The atoms of every value of the graph.
+
+    `tied` values must lie alike, so they share their boundaries; `stored` ones already lie somewhere.
+    """
     boundaries = Boundaries()
     touching: dict[Value, set[fx.Node]] = defaultdict(set)
     for node in graph.nodes:
@@ -73,6 +80,13 @@ def find_atoms(
     for a, b in tied:
         partners[a].append(b)
         partners[b].append(a)
+    for value, placement in (stored or {}).items():
+        for dim, subs in enumerate(placement.dims):
+            inside = 1
+            for sub in reversed(subs):
+                inside *= sub.size
+                boundaries.add(value, dim, inside)
+        _copy_to_partners(value, partners[value], boundaries)
     waiting = deque(node for node in graph.nodes if node in rules)
     queued = set(waiting)
     while waiting:

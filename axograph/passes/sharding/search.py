@@ -90,17 +90,27 @@ class Search:
     """The cheapest assignment for one program on one grid."""
 
     def __init__(
-        self, program: Program, grid: Grid, model: CostModel, scheme: Scheme, batch_dims: Mapping[int, int | None]
+        self,
+        program: Program,
+        grid: Grid,
+        model: CostModel,
+        scheme: Scheme,
+        batch_dims: Mapping[int, int | None],
+        *,
+        full_outputs: bool = False,
+        stored: Mapping[str, Placement] | None = None,
     ):
         self.program = program
         self.grid = grid
         self.model = model
         self.scheme = scheme
+        self.full_outputs = full_outputs
+        self.stored = stored or {}
         self.resharder = Resharder(grid, model)
         self.nodes = [n for n in program.graph.nodes if n.op == "call_function" and not is_pick(n)]
         self.rules = {node: rule_of(node) for node in self.nodes}
         self.placeholders = dict(zip(program.placeholders(), program.inputs, strict=True))
-        self.atoms = find_atoms(program.graph, self.rules, self._tied())
+        self.atoms = find_atoms(program.graph, self.rules, self._tied(), self._already_stored())
         self.options = {node: self._options(node) for node in self.nodes}
         self.roles = find_roles(program, self.options, self.atoms, grid, scheme, batch_dims)
         self.partners = find_partners(self.options)
@@ -127,6 +137,14 @@ class Search:
             if partner is not None:
                 tied.append((resolve(result), (partner, 0)))
         return tied
+
+    def _already_stored(self) -> dict[Value, Placement]:
+        """The parameters that an earlier program of this model has placed."""
+        return {
+            (node, 0): self.stored[str(declared.target)]
+            for node, declared in self.placeholders.items()
+            if declared.kind == "parameter" and declared.target in self.stored
+        }
 
     def _options(self, node: fx.Node) -> Options:
         rule = self.rules[node]
@@ -279,7 +297,13 @@ class Search:
             return _Member.tensor(key, [self._batch_cut((node, 0))])
         if kind != "parameter":
             return _Member.tensor(key, [place(self.atoms[node, 0])])
-        placements = self.scheme.storage(self._stored(self.atoms[node, 0]), self.grid)
+        placements = self._stored(self.atoms[node, 0])
+        kept = self.stored.get(str(self.placeholders[node].target))
+        if kept is None:
+            placements = self.scheme.storage(placements, self.grid)
+        else:
+            placements = [p for p in placements if p.simplified() == kept.simplified()]
+            assert placements, f"{node} can be stored as {kept} again"
         size = node.meta["val"].element_size()
         member = _Member.tensor(key, placements)
         member.cost_s = np.array([self.model.hold_s(p.local_elements(self.grid) * size) for p in placements])
@@ -300,7 +324,7 @@ class Search:
     def _outputs(self, value: Value) -> list[Placement]:
         """Where an output of the model may lie: a batch stays cut, other dims may be."""
         atoms = self.atoms[value]
-        if not atoms:
+        if not atoms or self.full_outputs:
             return [place(atoms)]
         batch = self.roles.batch_atom(value)
         first = [(dim, 0) for dim, sizes in enumerate(atoms) if sizes[0] > 1]

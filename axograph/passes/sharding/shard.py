@@ -19,6 +19,7 @@ from axograph.passes.sharding.rule import Strategy
 from axograph.passes.sharding.schemes import Scheme
 from axograph.passes.sharding.search import Assignment, Search
 from axograph.passes.sharding.strategies import Cut
+from axograph.placement import Placement
 from axograph.plan import MatmulPlacement, Plan
 
 
@@ -31,6 +32,10 @@ class Shard:
     scheme: str | None = None
     batch_dims: Mapping[int, int | None] = field(default_factory=dict)
     """The dim of each user input that carries the batch, None for an input without one."""
+    full_outputs: bool = False
+    """Whether every rank gets the outputs of the model in full."""
+    stored: Mapping[str, Placement] = field(default_factory=dict)
+    """Where parameters already lie, from an earlier program of the same model."""
     name: str = "shard"
     preserves_numerics: bool = True
 
@@ -38,7 +43,15 @@ class Shard:
         """Raises `GridError` where an axis cuts none of the matmuls."""
         program = rebuild(program, lambda emit, node, args, kwargs: emit.copy(node, args, kwargs), "Sharded")
         scheme = Scheme.named(self.scheme)
-        decided = Search(program, self.grid, self.cost_model, scheme, self.batch_dims).run()
+        decided = Search(
+            program,
+            self.grid,
+            self.cost_model,
+            scheme,
+            self.batch_dims,
+            full_outputs=self.full_outputs,
+            stored=self.stored,
+        ).run()
         inputs = []
         for node, declared in zip(program.placeholders(), program.inputs, strict=True):
             placed = decided.values[node, 0]

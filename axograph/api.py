@@ -1,0 +1,124 @@
+"""`parallelize`: the one call that users make."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from axograph.capture.structure import Structure
+from axograph.codegen.compiler import Compiler, Outputs, Pipeline
+from axograph.codegen.module import ParallelModule
+from axograph.cost_model import CostModel, RingModel
+from axograph.errors import AxographError, GridError
+from axograph.grid import Grid
+from axograph.passes.sharding.schemes import Scheme
+from axograph.pipeline import Observer
+from axograph.runtime.engine import Engine, OneRank
+from axograph.runtime.virtual_grid import VirtualGrid
+
+
+def parallelize(
+    model: nn.Module,
+    grid: Grid | Sequence[int],
+    *,
+    scheme: str | None = None,
+    cost_model: CostModel | None = None,
+    sample_inputs: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    batch_dims: Mapping[str, int | None] | None = None,
+    outputs: Outputs = "auto",
+    pipeline: Pipeline | None = None,
+    observers: Sequence[Observer] = (),
+) -> ParallelModule:
+    """Turn an unmodified module into one that runs on a grid of ranks.
+
+    With a process group (torchrun and `torch.distributed.init_process_group`), every rank makes this call with the
+    same model; the module's parameters become DTensors, with the values of rank 0. Without one, all ranks run in
+    this process, on the virtual grid, with ordinary tensors. The model is taken over, not copied.
+
+    Every rank calls the result with the same global batch and takes its own part of it. A scalar output is that of
+    the whole batch. Other outputs are DTensors where there is a scalar (a loss) among the outputs, and full tensors
+    where there is none; `outputs` = "full" or "sharded" states it.
+
+    Args:
+        model: any `nn.Module` that `torch.export` can trace; it may be on the meta device.
+        grid: the numbers of ranks along the axes (x, y, z, data).
+        scheme: "axonn", "megatron", "fsdp" or "ddp" pins a classic layout; None searches for the cheapest.
+        cost_model: any object with the methods of `CostModel`; by default rings on Perlmutter's links.
+        sample_inputs: positional (tuple) or keyword (mapping) inputs to compile for now rather than at the first call.
+        batch_dims: the dim that carries the batch, by the name or position of an input; None for an input without one.
+        outputs: how outputs that are no scalars are returned.
+        pipeline: a function from the standard passes to those to run.
+        observers: called with each `Stage` as it is made.
+
+    Raises:
+        GridError: the grid is not four positive integers, or does not have as many ranks as the process group.
+        PlanError: the scheme is unknown.
+        CaptureError, UnsupportedError, AgreementError: at the first call, or now with `sample_inputs`.
+
+    >>> pm = parallelize(nn.Linear(4, 2), grid=(2, 1, 1, 1))
+    >>> pm(torch.ones(2, 4)).shape
+    torch.Size([2, 2])
+    """
+    whole = Grid.of(grid)
+    Scheme.named(scheme)
+    if cost_model is not None and not isinstance(cost_model, CostModel):
+        raise AxographError(
+            f"{type(cost_model).__name__} is not a cost model",
+            asked=f"cost_model={cost_model!r}",
+            given=f"an object with {', '.join(n for n in dir(cost_model) if not n.startswith('_')) or 'no methods'}",
+            rule="a cost model has the methods compute_s(work), collective_s(collective, grid) and hold_s(size_bytes)",
+            remedy="axograph.cost_model.RingModel(), or add the missing methods",
+        )
+    device = _device(model)
+    compiler = Compiler(
+        grid=whole,
+        cost_model=cost_model if cost_model is not None else RingModel(),
+        scheme=scheme,
+        batch_dims=dict(batch_dims or {}),
+        outputs=outputs,
+        device=device,
+        pipeline=pipeline,
+        observers=tuple(observers),
+    )
+    module = ParallelModule(model, compiler, _engine(whole, device))
+    if sample_inputs is not None:
+        args, kwargs = ((), dict(sample_inputs)) if isinstance(sample_inputs, Mapping) else (sample_inputs, {})
+        module.compile_for(*Structure.flatten((args, kwargs)))
+    return module
+
+
+def _engine(grid: Grid, device: torch.device) -> Engine:
+    if dist.is_available() and dist.is_initialized():
+        from axograph.runtime.process_grid import ProcessGrid
+
+        return ProcessGrid(grid, device)
+    if grid.size == 1:
+        return OneRank()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise GridError(
+            "torchrun started several processes, and there is no process group",
+            asked=f"grid {grid}",
+            given=f"WORLD_SIZE={os.environ['WORLD_SIZE']} and no call of init_process_group",
+            rule="ranks on several processes communicate through the default process group",
+            remedy='torch.distributed.init_process_group("gloo") (or "nccl") before parallelize',
+        )
+    logging.getLogger("axograph").warning(
+        "no process group: the %d ranks of the grid (%s) run in this process, on the virtual grid", grid.size, grid
+    )
+    return VirtualGrid(grid)
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where the model runs: where its tensors are; for one on the meta device, where the process group communicates."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type != "meta":
+            return tensor.device
+    if dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

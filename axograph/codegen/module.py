@@ -1,0 +1,128 @@
+"""The module that the user gets: called like the model, with the model's own names, running on the whole grid."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from axograph.capture.structure import Structure
+from axograph.codegen.compiled import Compiled
+from axograph.codegen.compiler import Compiler
+from axograph.errors import AxographError
+from axograph.pipeline import Stages
+from axograph.plan import Plan
+from axograph.runtime.engine import Engine
+
+
+class ParallelModule(nn.Module):
+    """A model on a grid of ranks.
+
+    It takes over the model that it was made from: parameters and buffers stay under their names (on process groups
+    as DTensors), and attributes and methods of the model are found as before. Each new kind of call (shapes, dtypes,
+    train or eval mode, grad mode) is compiled when it first occurs, and kept.
+    """
+
+    def __init__(self, model: nn.Module, compiler: Compiler, engine: Engine) -> None:
+        super().__init__()
+        engine.take_over(model)
+        self.__dict__["_wrapped"] = model
+        self.__dict__["_parameters"] = model._parameters
+        self.__dict__["_buffers"] = model._buffers
+        self.__dict__["_modules"] = model._modules
+        self.__dict__["_non_persistent_buffers_set"] = model._non_persistent_buffers_set
+        self.training = model.training
+        self._compiler = compiler
+        self._engine = engine
+        self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        self._wide: set[tuple[Any, ...]] = set()
+        self._stages = Stages()
+        self._latest: Compiled | None = None
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_wrapped"], name)
+
+    @property
+    def plan(self) -> Plan:
+        """What the sharding pass decided for the latest call."""
+        if self._latest is None or self._latest.program.plan is None:
+            raise AxographError(
+                "there is no plan yet",
+                asked="pm.plan",
+                given="a module that has compiled nothing so far",
+                rule="the plan is made at the first call, or from sample_inputs",
+                remedy="call the module once, or pass sample_inputs= to parallelize",
+            )
+        return self._latest.program.plan
+
+    @property
+    def stages(self) -> Stages:
+        """The program after each pass of the latest compilation, by the pass's name; kept when a pass fails."""
+        return self._stages
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own output, for the model's own inputs."""
+        tensors, structure = Structure.flatten((args, kwargs))
+        compiled = self.compile_for(tensors, structure)
+        outputs = compiled(tensors)
+        return compiled.program.output_structure.unflatten(outputs)
+
+    def compile_for(self, tensors: Sequence[torch.Tensor], structure: Structure) -> Compiled:
+        """The compiled program for inputs of this kind, made on first use."""
+        key = self._key(tensors, structure)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            with self._lock:
+                compiled = self._compiled.get(key) or self._compile(key, tensors, structure)
+        self._latest = compiled
+        return compiled
+
+    def _compile(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor], structure: Structure) -> Compiled:
+        self._stages = Stages()
+        with self._engine.together():
+            program = self._compiler.compile(self._wrapped, tensors, structure, key in self._wide, self._stages)
+        self._engine.agree(program, tensors)
+        assert program.plan is not None
+        self._engine.adopt(self._wrapped, program.plan.parameters)
+        self._compiler.stored.update(program.plan.parameters)
+
+        def widen() -> Compiled:
+            self._wide.add(key)
+            with torch.enable_grad():
+                return self._compile(key, tensors, structure)
+
+        compiled = Compiled(program, self._engine, self._wrapped, widen)
+        self._compiled[key] = compiled
+        return compiled
+
+    def _key(self, tensors: Sequence[torch.Tensor], structure: Structure) -> tuple[Any, ...]:
+        """What a program is specialised to."""
+        return (
+            structure.key,
+            tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors),
+            tuple(module.training for module in self._wrapped.modules()),
+            tuple(parameter.requires_grad for parameter in self._wrapped.parameters()),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+        )
+
+    def train(self, mode: bool = True) -> ParallelModule:
+        """Set training mode, or evaluation mode, as on the model."""
+        self._wrapped.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's state under its own names; on process groups parameters are DTensors."""
+        return self._wrapped.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state of this module, or of the original model (full tensors, the same on every rank)."""
+        return self._wrapped.load_state_dict(self._engine.loadable(self._wrapped, state_dict), strict, assign)
