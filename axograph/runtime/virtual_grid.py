@@ -174,7 +174,21 @@ def _vectorized(target: Any, args: Any, kwargs: Any) -> Any:
         real_args, real_kwargs = _map(slots, lambda s: tensors[s.index] if isinstance(s, _Slot) else s)
         return target(*real_args, **real_kwargs)
 
-    return _wrapped(_folded(run, stacked) if target in _BATCHED else torch.vmap(run)(*stacked))
+    return _wrapped(_folded(run, stacked) if target in _BATCHED else _mapped(run, stacked))
+
+
+def _mapped(run: Callable[..., Any], stacked: list[torch.Tensor]) -> Any:
+    """Run an operator under `vmap`; results that are no tensors (gradients not wanted) are put back afterwards."""
+    made: list[Any] = []
+
+    def tensors_only(*tensors: torch.Tensor) -> Any:
+        result = run(*tensors)
+        made[:] = result if isinstance(result, list | tuple) else [result]
+        return tuple(item for item in made if isinstance(item, torch.Tensor))
+
+    found = iter(torch.vmap(tensors_only)(*stacked))
+    results = [next(found) if isinstance(item, torch.Tensor) else item for item in made]
+    return results if len(results) > 1 else results[0]
 
 
 _BATCHED = {

@@ -1,0 +1,80 @@
+"""The runtime on real process groups: numbers, stored parameters, and errors on every rank without a hang."""
+
+from typing import Any
+
+import pytest
+
+Found = list[dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    "scenario", ["gpt on x and z", "gpt2 on y and data", "llama on x and y", "mlp on z and data", "gpt fsdp"]
+)
+def test_training_equals_the_unmodified_model(found: Found, scenario: str) -> None:
+    for rank in found:
+        worst = rank[scenario]["worst"]
+        assert {"loss", "gradients", "gradient norm", "parameters"} <= worst.keys()
+        assert all(value < 1e-5 for value in worst.values()), worst
+
+
+@pytest.mark.parametrize("scenario", ["gpt on x and z", "llama on x and y", "gpt fsdp"])
+def test_parameters_are_sharded_dtensors_under_the_models_names(found: Found, scenario: str) -> None:
+    for rank in found:
+        assert rank[scenario]["parameters"] == ["DTensor"]
+        assert rank[scenario]["sharded"]
+        assert rank[scenario]["names"]
+
+
+def test_outputs_are_dtensors_beside_a_loss_and_full_tensors_without(found: Found) -> None:
+    for rank in found:
+        assert rank["outputs"]["with loss"] == "DTensor"
+        assert rank["outputs"]["without"] == "Tensor"
+        assert rank["outputs"]["difference"] < 1e-5
+        assert rank["outputs"]["type"] == "CausalLMOutputWithCrossAttentions"
+
+
+def test_an_optimizer_made_before_the_first_call_trains(found: Found) -> None:
+    for rank in found:
+        first, *_, last = rank["optimizer made first"]["losses"]
+        assert last < first
+        assert rank["optimizer made first"] == found[0]["optimizer made first"]
+
+
+def test_all_ranks_start_from_the_weights_of_rank_0(found: Found) -> None:
+    assert all(rank["different start"]["difference"] == 0 for rank in found)
+
+
+def test_reshards_over_groups_equal_the_parts_of_the_whole(found: Found) -> None:
+    for rank in found:
+        assert len(rank["reshards"]) == 9
+        assert set(rank["reshards"].values()) == {0.0}, rank["reshards"]
+
+
+def test_a_grid_of_another_size_is_refused_on_every_rank(found: Found) -> None:
+    for rank in found:
+        error = rank["world size"]
+        assert error["kind"] == "GridError"
+        assert "8 ranks and the process group 4" in error["text"]
+        assert error["time_s"] < 10
+
+
+def test_programs_that_differ_are_refused_on_every_rank(found: Found) -> None:
+    for rank in found:
+        error = rank["different programs"]
+        assert error["kind"] == "AgreementError"
+        assert "rank 2 compiled another program" in error["text"]
+        assert "tanh" in error["text"]
+        assert error["time_s"] < 30
+
+
+def test_a_rank_that_fails_tells_the_others(found: Found) -> None:
+    kinds = [rank["one fails"]["kind"] for rank in found]
+    assert kinds == ["AgreementError", "CaptureError", "AgreementError", "AgreementError"]
+    assert all("only rank 1 fails" in rank["one fails"]["text"] for rank in found)
+
+
+def test_inputs_that_differ_are_refused_on_every_rank(found: Found) -> None:
+    for rank in found:
+        error = rank["different inputs"]
+        assert error["kind"] == "AgreementError"
+        assert "rank 3 passes other inputs" in error["text"]

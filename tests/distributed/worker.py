@@ -1,0 +1,231 @@
+"""What every rank of the test session runs; each scenario's findings are written as JSON for the tests to judge.
+
+Started once by `conftest.py` as `torchrun worker.py FOLDER`, with four ranks over gloo.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import axograph
+from axograph.passes.sharding.collectives import LocalEmitter
+from axograph.passes.sharding.reshard import Resharder
+from axograph.cost_model import RingModel
+from axograph.capture.program import Facts
+from axograph.grid import Grid
+from axograph.placement import Placement
+from axograph.runtime.parts import local_part
+from axograph.runtime.process_grid import ProcessGrid
+from axograph.torch_private import fake_tensor_mode
+from tests.zoo import BY_NAME, loss_of
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return (full(ours).detach() - theirs.detach()).abs().max().item()
+
+
+def training(name: str, grid: tuple[int, int, int, int], scheme: str | None = None) -> dict[str, Any]:
+    """The largest differences to the unmodified model over three steps of SGD and of AdamW."""
+    case = BY_NAME[name]
+    model, inputs = case.model(), case.inputs()
+    original = copy.deepcopy(model)
+    start = copy.deepcopy(model.state_dict())
+    module = axograph.parallelize(model, grid=grid, scheme=scheme)
+    worst: dict[str, float] = {}
+
+    def see(what: str, value: float) -> None:
+        worst[what] = max(worst.get(what, 0.0), value)
+
+    for optimizer, options in ((torch.optim.SGD, {"lr": 0.1}), (torch.optim.AdamW, {"lr": 1e-2, "eps": 1e-4})):
+        module.load_state_dict(start)
+        original.load_state_dict(start)
+        steppers = [optimizer(m.parameters(), **options) for m in (module, original)]
+        for _ in range(3):
+            ours, theirs = module(**inputs), original(**inputs)
+            for stepper, output in zip(steppers, (ours, theirs), strict=True):
+                stepper.zero_grad()
+                loss_of(output).backward()
+            see("loss", difference(loss_of(ours), loss_of(theirs)))
+            if not isinstance(theirs, torch.Tensor):
+                see("logits", difference(ours["logits"], theirs["logits"]))
+            found = dict(module.named_parameters())
+            for key, parameter in original.named_parameters():
+                if parameter.grad is not None:
+                    see("gradients", difference(found[key].grad, parameter.grad))
+            norms = [nn.utils.clip_grad_norm_(m.parameters(), 1e9) for m in (module, original)]
+            see("gradient norm", difference(*norms))
+            for stepper in steppers:
+                stepper.step()
+            for key, parameter in original.named_parameters():
+                see("parameters", difference(found[key], parameter))
+        for key, buffer in original.named_buffers():
+            see("buffers", difference(dict(module.named_buffers())[key], buffer))
+    kinds = sorted({type(p).__name__ if not isinstance(p, DTensor) else "DTensor" for p in module.parameters()})
+    sharded = any(p.to_local().numel() < p.numel() for p in module.parameters())
+    names = sorted(module.state_dict()) == sorted(original.state_dict())
+    return {"worst": worst, "parameters": kinds, "sharded": sharded, "names": names}
+
+
+def outputs() -> dict[str, Any]:
+    """What a call returns: DTensors beside a loss, full tensors without one."""
+    case = BY_NAME["gpt2"]
+    model, inputs = case.model(), case.inputs()
+    original = copy.deepcopy(model)
+    module = axograph.parallelize(model, grid=(2, 1, 2, 1))
+    with_loss = module(**inputs)
+    module.eval()
+    original.eval()
+    with torch.no_grad():
+        without = module(input_ids=inputs["input_ids"])
+        right = original(input_ids=inputs["input_ids"])
+    return {
+        "with loss": type(with_loss.logits).__name__,
+        "without": type(without.logits).__name__,
+        "difference": difference(without.logits, right.logits),
+        "type": type(with_loss).__name__,
+    }
+
+
+def optimizer_made_first() -> dict[str, Any]:
+    """An optimizer made before the first call trains the parameters that the calls use."""
+    model = BY_NAME["mlp"].model()
+    module = axograph.parallelize(model, grid=(2, 2, 1, 1))
+    stepper = torch.optim.SGD(module.parameters(), lr=0.1)
+    inputs = BY_NAME["mlp"].inputs()
+    losses = []
+    for _ in range(3):
+        stepper.zero_grad()
+        loss = loss_of(module(**inputs))
+        loss.backward()
+        stepper.step()
+        losses.append(loss.item())
+    return {"losses": losses}
+
+
+def different_start() -> dict[str, Any]:
+    """Ranks that initialise differently train the weights of rank 0."""
+    torch.manual_seed(dist.get_rank())
+    module = axograph.parallelize(nn.Linear(8, 8), grid=(2, 2, 1, 1))
+    module(torch.ones(4, 8))
+    weights = [torch.empty(8, 8) for _ in range(dist.get_world_size())]
+    dist.all_gather(weights, full(module.weight).detach().contiguous())
+    torch.manual_seed(0)
+    return {"difference": difference(weights[-1], nn.Linear(8, 8).weight)}
+
+
+RESHARDS = [
+    ("[8/x, 12]", "[8, 12/x]"),
+    ("[8/x.y, 12]", "[8, 12]"),
+    ("[8, 12] partial(x, y)", "[8, 12]"),
+    ("[8, 12] partial(x, y)", "[8/x, 12/y]"),
+    ("[8/y, (3 4/x)]", "[8/x, (3 4/y)]"),
+    ("[8/y, 12] partial(x)", "[8, 12/x]"),
+    ("[8, 12] partial(x:max)", "[8/y, 12]"),
+    ("[8, 12]", "[8/x, 12/y]"),
+    ("[8/x, 12/y]", "[8/y, 12/x]"),
+]
+
+
+def reshards() -> dict[str, Any]:
+    """Reshards over real groups, against the part that this rank should hold."""
+    grid = Grid(2, 2, 1, 1)
+    engine = ProcessGrid(grid, torch.device("cpu"))
+    worst = {}
+    for before, after in RESHARDS:
+        source, target = Placement.parse(before), Placement.parse(after)
+        pending = dict(source.partial)
+        whole = torch.arange(96.0).reshape(8, 12)
+        emit = LocalEmitter(grid)
+        with fake_tensor_mode():
+            given = emit.placeholder("x", torch.empty(source.local_shape(grid)), Facts())
+            for axis in grid.cut_axes:
+                emit.coordinates[axis] = emit.placeholder(axis, torch.empty((), dtype=torch.int64), Facts())
+        path = Resharder(grid, RingModel()).path(source, target, "f32", 4)
+        emit.graph.output((emit.reshard(given, source, path, ""),))
+        run = engine.bind(torch.fx.GraphModule(nn.Module(), emit.graph))
+        part = local_part(whole, source.reduced(), grid, engine.position).contiguous()
+        share = 1.0 if "max" in pending.values() else 1.0 / grid.extent(pending)
+        (result,) = run([part * share, *(engine.coordinate(axis) for axis in grid.cut_axes)])
+        worst[f"{before} -> {after}"] = difference(result, local_part(whole, target, grid, engine.position))
+    return worst
+
+
+class Raising(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if dist.get_rank() == 1:
+            raise ValueError("only rank 1 fails")
+        return x @ x.T
+
+
+def error_of(call: Callable[[], Any]) -> dict[str, Any]:
+    """The error that a call raises, and the seconds until it does."""
+    start_s = time.perf_counter()
+    try:
+        call()
+    except axograph.errors.AxographError as error:
+        kind, text = type(error).__name__, str(error)
+    else:
+        kind, text = "none", ""
+    return {"kind": kind, "text": text, "time_s": time.perf_counter() - start_s}
+
+
+def world_size() -> dict[str, Any]:
+    return error_of(lambda: axograph.parallelize(nn.Linear(8, 8), grid=(2, 2, 2, 1)))
+
+
+def different_programs() -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU() if dist.get_rank() != 2 else nn.Tanh(), nn.Linear(8, 8))
+    return error_of(lambda: axograph.parallelize(model, grid=(2, 1, 2, 1))(torch.ones(4, 8)))
+
+
+def one_fails() -> dict[str, Any]:
+    return error_of(lambda: axograph.parallelize(Raising(), grid=(2, 1, 2, 1))(torch.ones(4, 8)))
+
+
+def different_inputs() -> dict[str, Any]:
+    inputs = torch.full((4, 8), float(dist.get_rank() == 3))
+    return error_of(lambda: axograph.parallelize(nn.Linear(8, 8), grid=(2, 1, 2, 1))(inputs))
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    "gpt on x and z": lambda: training("gpt", (2, 1, 2, 1)),
+    "gpt2 on y and data": lambda: training("gpt2", (1, 2, 1, 2)),
+    "llama on x and y": lambda: training("llama", (2, 2, 1, 1)),
+    "mlp on z and data": lambda: training("mlp", (1, 1, 2, 2)),
+    "gpt fsdp": lambda: training("gpt", (1, 1, 4, 1), "fsdp"),
+    "outputs": outputs,
+    "optimizer made first": optimizer_made_first,
+    "different start": different_start,
+    "reshards": reshards,
+    "world size": world_size,
+    "different programs": different_programs,
+    "one fails": one_fails,
+    "different inputs": different_inputs,
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    found = {name: scenario() for name, scenario in SCENARIOS.items()}
+    Path(sys.argv[1], f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
