@@ -5,8 +5,21 @@ import axograph
 
 def test_the_public_names_are_these() -> None:
     assert sorted(axograph.__all__) == [
+        "AgreementError",
+        "AxographError",
+        "CaptureError",
         "Grid",
+        "GridError",
+        "InputError",
+        "MatmulPlacement",
+        "ParallelModule",
         "Placement",
+        "PlacementError",
+        "Plan",
+        "PlanError",
+        "UnsupportedError",
+        "check",
+        "parallelize",
     ]
 
 
