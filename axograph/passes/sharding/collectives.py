@@ -66,7 +66,8 @@ class LocalEmitter(Emitter):
                 assert step.target is not None
                 x = self._reduce_scatter(x, before, step.target, step.axes[0], step.reduction)
             else:
-                assert step.source is not None and step.target is not None
+                assert step.source is not None
+                assert step.target is not None
                 x = self._all_to_all(x, before, step.source, step.target, step.axes[0])
             before = step.after
         if reason:

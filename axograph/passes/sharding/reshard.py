@@ -1,25 +1,29 @@
 """Turning one placement of a tensor into another: the cheapest sequence of slices and collectives.
 
-The search is over states (which axes cut which atom, which are pending); each step moves one axis towards its
-target or, where it blocks another, gathers it. The path is exact for the given costs and cached.
+What steps there are is in `moves`; here they are priced. The path is exact for the given costs. A search asks for
+whole tables of costs, so what depends on less than (source, target, size, type) is worked out once: placements are
+numbered, the graph of ways is shared by all pairs that differ in the same way, and whole tables are kept.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from axograph.cost_model.protocol import Collective, Compute, CostModel
 from axograph.grid import Grid
+from axograph.passes.sharding.moves import FRONT, Aligned, Atom, Code, Move, Pattern, StepKind, Ways, align, find_ways
 from axograph.placement import Placement, SubDim
 
-StepKind = Literal["slice", "all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
-Atom = tuple[int, int]
-"""The (dim, sub-dim) that an axis cuts."""
+__all__ = ["Atom", "Codes", "Path", "Resharder", "Step", "StepKind"]
+
+Codes = npt.NDArray[np.intp]
+"""Placements as the numbers that a `Resharder` gave them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +51,6 @@ class Path:
     cost_s: float
 
 
-_SAME = Path((), 0.0)
-_IMPOSSIBLE = Path(None, math.inf)
-
-
 class Resharder:
     """Plans reshards on one grid with one cost model."""
 
@@ -58,113 +58,175 @@ class Resharder:
         self.grid = grid
         self.model = model
         self._paths: dict[tuple[Placement, Placement, str, int], Path] = {}
+        self._numbers: dict[Placement, int] = {}
+        self._codes: list[Code] = []
+        self._code_numbers: dict[object, int] = {}
+        self._ways: dict[Pattern, Ways] = {}
+        self._bound: dict[tuple[Pattern, tuple[str, ...]], _Bound] = {}
+        self._pairs: dict[tuple[int, int], tuple[_Bound, int]] = {}
+        """For two numbers, the ways between them and by how many ranks the tensor is cut all the while."""
+        self._prices: dict[tuple[int, str], dict[_Priced, float]] = {}
+        self._tables: dict[tuple[bytes, bytes, int, str], npt.NDArray[np.float64]] = {}
 
     def path(self, source: Placement, target: Placement, dtype: str, element_bytes: int) -> Path:
         """The cheapest way from one placement of a tensor to another over the same atoms."""
-        if source == target:
-            return _SAME
         key = (source, target, dtype, element_bytes)
         found = self._paths.get(key)
         if found is None:
-            found = self._paths[key] = self._search(source, target, dtype, element_bytes)
+            found = self._paths[key] = self._plan(source, target, dtype, element_bytes)
         return found
 
     def cost_s(self, source: Placement, target: Placement, dtype: str, element_bytes: int) -> float:
         """The seconds of that way; infinite where there is none."""
-        return self.path(source, target, dtype, element_bytes).cost_s
+        first, second = self.number([source, target])
+        size_bytes = math.prod(source.shape) * element_bytes
+        return self._cost_s(int(first), int(second), size_bytes, dtype)
 
-    def _search(self, source: Placement, target: Placement, dtype: str, element_bytes: int) -> Path:
-        pending = dict(source.partial)
-        if any(pending.get(axis) != kind for axis, kind in target.partial):
-            return _IMPOSSIBLE
-        counter = itertools.count()
-        heap: list[tuple[float, int, int, Placement, tuple[Step, ...]]] = [(0.0, 0, next(counter), source, ())]
-        done: set[Placement] = set()
-        while heap:
-            cost_s, length, _, state, steps = heapq.heappop(heap)
-            if state == target:
-                return Path(steps, cost_s)
-            if state in done:
-                continue
-            done.add(state)
-            for step in self._steps(state, target, dtype, element_bytes):
-                heapq.heappush(heap, (cost_s + step.cost_s, length + 1, next(counter), step.after, (*steps, step)))
-        return _IMPOSSIBLE
+    def number(self, placements: Iterable[Placement]) -> Codes:
+        """The numbers of placements, equal for those that cut the same atoms by the same axes."""
+        return np.array([self._number(placement) for placement in placements], dtype=np.intp)
 
-    def _steps(self, state: Placement, target: Placement, dtype: str, element_bytes: int) -> Iterator[Step]:
-        here, there = _homes(state), _homes(target)
-        wanted = dict(target.partial)
-        reduce_now: dict[str, list[str]] = {}
-        for axis, kind in state.partial:
-            if wanted.get(axis) == kind:
-                continue
-            reduce_now.setdefault(kind, []).append(axis)
-            goal = there.get(axis)
-            if goal is not None and kind == "sum" and _extends(state, target, goal, axis):
-                after = replace(_with(state, goal, (*_axes(state, goal), axis)), partial=_without(state, (axis,)))
-                yield self._priced("reduce_scatter", (axis,), None, goal, kind, state, after, dtype, element_bytes)
-        for kind, axes in reduce_now.items():
-            after = replace(state, partial=_without(state, axes))
-            yield self._priced("all_reduce", tuple(axes), None, None, kind, state, after, dtype, element_bytes)
-        for axis, home in here.items():
-            last = _axes(state, home)[-1] == axis
-            if not last or _is_prefix(_axes(state, home), _axes(target, home)):
-                continue
-            gathered = _with(state, home, _axes(state, home)[:-1])
-            yield self._priced("all_gather", (axis,), home, None, "sum", state, gathered, dtype, element_bytes)
-            goal = there.get(axis)
-            if goal is not None and goal != home and _extends(state, target, goal, axis):
-                after = _with(gathered, goal, (*_axes(state, goal), axis))
-                yield self._priced("all_to_all", (axis,), home, goal, "sum", state, after, dtype, element_bytes)
-        pending = dict(state.partial)
-        for axis, goal in there.items():
-            if axis not in here and axis not in pending and _extends(state, target, goal, axis):
-                after = _with(state, goal, (*_axes(state, goal), axis))
-                yield self._priced("slice", (axis,), None, goal, "sum", state, after, dtype, element_bytes)
+    def table(self, sources: Codes, targets: Codes, size_bytes: int, dtype: str) -> npt.NDArray[np.float64]:
+        """The seconds from each source to each target, for a whole tensor of this size."""
+        rows, row = np.unique(sources, return_inverse=True)
+        columns, column = np.unique(targets, return_inverse=True)
+        key = (rows.tobytes(), columns.tobytes(), size_bytes, dtype)
+        priced = self._tables.get(key)
+        if priced is None:
+            costs = [[self._cost_s(a, b, size_bytes, dtype) for b in columns.tolist()] for a in rows.tolist()]
+            priced = self._tables[key] = np.array(costs)
+        return priced[row[:, None], column[None, :]]
 
-    def _priced(
-        self,
-        kind: StepKind,
-        axes: tuple[str, ...],
-        source: Atom | None,
-        target: Atom | None,
-        reduction: str,
-        before: Placement,
-        after: Placement,
-        dtype: str,
-        element_bytes: int,
-    ) -> Step:
-        larger = max(before.local_elements(self.grid), after.local_elements(self.grid)) * element_bytes
-        copied = Compute(op=kind, flops=0.0, size_bytes=2.0 * larger, dtype=dtype)
-        collective = None
-        cost_s = 0.0
-        if kind == "slice":
-            smaller = after.local_elements(self.grid) * element_bytes
-            cost_s = self.model.compute_s(replace(copied, size_bytes=2.0 * smaller))
-        else:
-            collective = Collective(kind=kind, axes=axes, size_bytes=larger)
-            cost_s = self.model.collective_s(collective, self.grid)
-            if kind != "all_reduce" and _moves_data(kind, source, target):
-                cost_s += self.model.compute_s(copied)
-        return Step(
-            kind=kind,
-            axes=axes,
-            source=source,
-            target=target,
-            reduction=reduction,
-            after=after,
-            collective=collective,
-            cost_s=cost_s,
-        )
+    def _number(self, placement: Placement) -> int:
+        known = self._numbers.get(placement)
+        if known is None:
+            code = Code.of(placement)
+            key = (tuple(sorted(code.cuts.items())), code.pending)
+            known = self._code_numbers.setdefault(key, len(self._codes))
+            if known == len(self._codes):
+                self._codes.append(code)
+            self._numbers[placement] = known
+        return known
+
+    def _cost_s(self, source: int, target: int, size_bytes: int, dtype: str) -> float:
+        if source == target:
+            return 0.0
+        pair = self._pairs.get((source, target))
+        if pair is None:
+            aligned = align(self._codes[source], self._codes[target])
+            pair = self._pairs[source, target] = (self._bind(aligned), self.grid.extent(aligned.common))
+        bound, ranks = pair
+        key = (size_bytes // ranks, dtype)
+        cost_s = bound.costs_s.get(key)
+        if cost_s is None:
+            cost_s, _ = bound.ways.cheapest(self._prices_s(bound, *key))
+            bound.costs_s[key] = cost_s
+        return cost_s
+
+    def _bind(self, aligned: Aligned) -> _Bound:
+        """The ways of a pattern, with real axes."""
+        key = (aligned.pattern, aligned.axes)
+        known = self._bound.get(key)
+        if known is None:
+            ways = self._ways.get(aligned.pattern)
+            if ways is None:
+                ways = self._ways[aligned.pattern] = find_ways(aligned.pattern)
+            known = self._bound[key] = _Bound(ways, [_priced(move, aligned.axes, self.grid) for move in ways.moves])
+        return known
+
+    def _plan(self, source: Placement, target: Placement, dtype: str, element_bytes: int) -> Path:
+        aligned = align(Code.of(source), Code.of(target))
+        bound = self._bind(aligned)
+        size_bytes = math.prod(source.shape) * element_bytes // self.grid.extent(aligned.common)
+        prices_s = self._prices_s(bound, size_bytes, dtype)
+        cost_s, way = bound.ways.cheapest(prices_s)
+        if math.isinf(cost_s):
+            return Path(None, cost_s)
+        steps: list[Step] = []
+        for number in way:
+            move, priced = bound.ways.moves[number], bound.priced[number]
+            before = steps[-1].after if steps else source
+            from_ = None if move.source is None else aligned.atoms[move.source]
+            to = None if move.target is None else aligned.atoms[move.target]
+            step = Step(
+                kind=move.kind,
+                axes=priced.axes,
+                source=from_,
+                target=to,
+                reduction=move.reduction,
+                after=_after(before, move.kind, priced.axes, from_, to),
+                collective=priced.collective(size_bytes),
+                cost_s=prices_s[number],
+            )
+            steps.append(step)
+        return Path(tuple(steps), cost_s)
+
+    def _prices_s(self, bound: _Bound, size_bytes: int, dtype: str) -> list[float]:
+        """The seconds of each move for a tensor of this size; each is asked of the cost model once."""
+        known = self._prices.setdefault((size_bytes, dtype), {})
+        found = []
+        for priced in bound.priced:
+            price_s = known.get(priced)
+            if price_s is None:
+                price_s = known[priced] = self._price_s(priced, size_bytes, dtype)
+            found.append(price_s)
+        return found
+
+    def _price_s(self, priced: _Priced, size_bytes: int, dtype: str) -> float:
+        copied = Compute(op=priced.kind, flops=0.0, size_bytes=2.0 * (size_bytes // priced.ranks), dtype=dtype)
+        cost_s = self.model.compute_s(copied) if priced.copies else 0.0
+        collective = priced.collective(size_bytes)
+        return cost_s if collective is None else cost_s + self.model.collective_s(collective, self.grid)
 
 
-def _moves_data(kind: StepKind, source: Atom | None, target: Atom | None) -> bool:
-    """Whether the collective's parts, which lie one after the other, must be copied into or out of place."""
-    return kind == "all_to_all" or (source or target) != (0, 0)
+class _Priced(NamedTuple):
+    """All that the price of a move depends on, but for the tensor."""
+
+    kind: StepKind
+    axes: tuple[str, ...]
+    ranks: int
+    """Over how many ranks the side that counts is divided."""
+    copies: bool
+    """Whether parts, which lie one after the other, must be copied into or out of place."""
+
+    def collective(self, size_bytes: int) -> Collective | None:
+        """What the move communicates for a tensor of this size."""
+        if self.kind == "slice":
+            return None
+        return Collective(kind=self.kind, axes=self.axes, size_bytes=size_bytes // self.ranks)
 
 
-def _homes(placement: Placement) -> dict[str, Atom]:
-    return {axis: (d, s) for d, dim in enumerate(placement.dims) for s, sub in enumerate(dim) for axis in sub.axes}
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """Ways between two placements of real axes."""
+
+    ways: Ways
+    priced: list[_Priced]
+    """For each of the moves, what its price depends on."""
+    costs_s: dict[tuple[int, str], float] = field(default_factory=dict)
+    """The seconds of the cheapest way by size and type."""
+
+
+def _priced(move: Move, axes: tuple[str, ...], grid: Grid) -> _Priced:
+    real = tuple(axes[number] for number in move.axes)
+    place = move.target if move.source is None else move.source
+    in_front = move.kind in ("all_gather", "reduce_scatter") and place == FRONT
+    copies = move.kind != "all_reduce" and not in_front
+    return _Priced(move.kind, real, grid.extent(axes[number] for number in move.cut), copies)
+
+
+def _after(
+    before: Placement, kind: StepKind, axes: tuple[str, ...], source: Atom | None, target: Atom | None
+) -> Placement:
+    """The placement that a move leaves behind."""
+    after = before
+    if kind in ("all_reduce", "reduce_scatter"):
+        after = replace(after, partial=tuple(item for item in after.partial if item[0] not in axes))
+    if source is not None:
+        after = _with(after, source, _axes(after, source)[:-1])
+    if target is not None:
+        after = _with(after, target, (*_axes(after, target), axes[0]))
+    return after
 
 
 def _axes(placement: Placement, atom: Atom) -> tuple[str, ...]:
@@ -177,16 +239,3 @@ def _with(placement: Placement, atom: Atom, axes: tuple[str, ...]) -> Placement:
     dim[atom[1]] = SubDim(dim[atom[1]].size, axes)
     dims[atom[0]] = tuple(dim)
     return replace(placement, dims=tuple(dims))
-
-
-def _without(placement: Placement, axes: tuple[str, ...] | list[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((axis, kind) for axis, kind in placement.partial if axis not in axes)
-
-
-def _is_prefix(axes: tuple[str, ...], of: tuple[str, ...]) -> bool:
-    return of[: len(axes)] == axes
-
-
-def _extends(state: Placement, target: Placement, atom: Atom, axis: str) -> bool:
-    """Whether cutting this atom by the axis next leads towards the target."""
-    return _is_prefix((*_axes(state, atom), axis), _axes(target, atom))

@@ -14,8 +14,8 @@ from typing import Literal
 from axograph.errors import PlanError
 from axograph.grid import AXES, Grid
 from axograph.passes.sharding.rule import Strategy
-from axograph.plan import SCHEMES
 from axograph.placement import Placement
+from axograph.plan import SCHEMES
 
 Storage = Literal["free", "z", "all", "copies"]
 

@@ -19,6 +19,7 @@ from axograph.passes.sharding.rule import Strategy
 from axograph.passes.sharding.schemes import Scheme
 from axograph.passes.sharding.search import Assignment, Search
 from axograph.passes.sharding.strategies import Cut
+from axograph.passes.sharding.survey import Survey
 from axograph.placement import Placement
 from axograph.plan import MatmulPlacement, Plan
 
@@ -42,16 +43,8 @@ class Shard:
     def run(self, program: Program) -> Program:
         """Raises `GridError` where an axis cuts none of the matmuls."""
         program = rebuild(program, lambda emit, node, args, kwargs: emit.copy(node, args, kwargs), "Sharded")
-        scheme = Scheme.named(self.scheme)
-        decided = Search(
-            program,
-            self.grid,
-            self.cost_model,
-            scheme,
-            self.batch_dims,
-            full_outputs=self.full_outputs,
-            stored=self.stored,
-        ).run()
+        survey = Survey(program, self.grid, Scheme.named(self.scheme), self.batch_dims, self.stored)
+        decided = Search(survey, self.cost_model, full_outputs=self.full_outputs).run()
         inputs = []
         for node, declared in zip(program.placeholders(), program.inputs, strict=True):
             placed = decided.values[node, 0]

@@ -1,0 +1,268 @@
+"""The states of each decision of the search: strategies of operators, placements of tensors, and what each costs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import fx
+
+from axograph.capture.program import DTYPE_NAMES
+from axograph.cost_model.protocol import Collective, Compute, CostModel
+from axograph.grid import CUT_ORDER, Grid
+from axograph.passes.sharding.arguments import Value, output_tensors, tensor_arguments
+from axograph.passes.sharding.atoms import Atoms
+from axograph.passes.sharding.partners import Partner
+from axograph.passes.sharding.rule import Rule, Strategy
+from axograph.passes.sharding.strategies import Choice, Cut, Options, place
+from axograph.passes.sharding.survey import Survey
+from axograph.placement import Placement
+
+aten = torch.ops.aten
+
+_PASSES_SUMS_ON = {
+    aten.add.Tensor,
+    aten.sum.dim_IntList,
+    aten.neg.default,
+    aten.mul.Scalar,
+    aten.div.Scalar,
+    aten._to_copy.default,
+}
+
+
+@dataclass(slots=True)
+class Member:
+    """What a node, or a tensor, does in each state of the variable that decides it."""
+
+    variable: Hashable
+    inputs: Sequence[tuple[Placement, ...]]
+    outputs: Sequence[tuple[Placement | None, ...]]
+    cost_s: npt.NDArray[np.float64]
+    strategies: Sequence[Strategy] = field(default_factory=list)
+
+    @classmethod
+    def tensor(cls, variable: Hashable, placements: Iterable[Placement]) -> Member:
+        """A tensor that lies at one of these placements."""
+        states: list[tuple[Placement, ...]] = [(p,) for p in placements]
+        return cls(variable, states, states, np.zeros(len(states)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Menu:
+    """The strategies of operators that have the same ones."""
+
+    strategies: Sequence[Strategy]
+    inputs: Sequence[tuple[Placement, ...]]
+    outputs: Sequence[tuple[Placement | None, ...]]
+
+    @classmethod
+    def of(cls, strategies: Sequence[Strategy]) -> _Menu:
+        return cls(strategies, [s.inputs for s in strategies], [s.outputs for s in strategies])
+
+
+class States:
+    """Makes the members of a search. Operators with equal rules and tensors share their list of strategies."""
+
+    def __init__(self, survey: Survey, model: CostModel, *, full_outputs: bool = False) -> None:
+        self.survey = survey
+        self.grid = survey.grid
+        self.model = model
+        self.full_outputs = full_outputs
+        self._menus: dict[Hashable, _Menu] = {}
+        self._costs: dict[Hashable, npt.NDArray[np.float64]] = {}
+
+    # -- operators ----------------------------------------------------------------------------------------------------
+
+    def operator(self, node: fx.Node, variable: Hashable) -> Member:
+        """An operator that its own variable decides."""
+        options = self.survey.options[node]
+        allowed = self._allowed(node, options)
+        features: tuple[str, ...] = ()
+        if node.target is aten.mm.default:
+            features = self.survey.roles.feature_factors(node, options)
+        key = (_identity(options), tuple(allowed.items()), node.target is aten.mm.default, features)
+        menu = self._menus.get(key)
+        if menu is None:
+            choices = options.choices()
+            menu = _Menu.of(self._strategies(node, {a: [choices[i] for i in taken] for a, taken in allowed.items()}))
+            self._menus[key] = menu
+        return Member(variable, menu.inputs, menu.outputs, self._operator_s(node, menu), menu.strategies)
+
+    def follower(self, node: fx.Node, variable: Hashable, leader: Member, partner: Partner) -> Member:
+        """A backward product, decided by its forward one."""
+        menu = _Menu.of([self._mirrored(self.survey.options[node], s, partner) for s in leader.strategies])
+        return Member(variable, menu.inputs, menu.outputs, self._operator_s(node, menu), menu.strategies)
+
+    def _mirrored(self, options: Options, strategy: Strategy, partner: Partner) -> Strategy:
+        """The strategy of a backward product that follows from the forward one's."""
+        chosen = {
+            axis: Cut(partner.units[choice.unit]) if isinstance(choice, Cut) else None
+            for axis, choice in strategy.chosen.items()
+        }
+        mirrored = options.strategy(chosen, self.grid)
+        assert mirrored is not None, "the same factors divide as evenly"
+        return mirrored
+
+    def _allowed(self, node: fx.Node, options: Options) -> dict[str, tuple[int, ...]]:
+        """For each axis, which of the choices at an operator the search looks at."""
+        roles = self.survey.roles
+        every = [(i, choice) for i, choice in enumerate(options.choices()) if self._worthwhile(node, choice)]
+        rows = tuple(i for i, c in every if isinstance(c, Cut) and roles.is_batch(node, c.unit))
+        uncut = tuple(i for i, c in every if not isinstance(c, Cut))
+        return {
+            axis: (rows or uncut) if axis in roles.batch_axes else tuple(i for i, _ in every)
+            for axis in self.grid.cut_axes
+        }
+
+    def _strategies(self, node: fx.Node, allowed: Mapping[str, Sequence[Choice]]) -> list[Strategy]:
+        options = self.survey.options[node]
+        found = options.strategies(allowed, self.grid)
+        if not found:  # the batch does not divide here: let the cost decide
+            found = options.strategies({axis: [*choices, None] for axis, choices in allowed.items()}, self.grid)
+        found = _passing_together(found, self.survey.roles.batch_axes)
+        if node.target is aten.mm.default:
+            found = self.survey.scheme.filter(found, self.survey.roles.feature_factors(node, options), self.grid)
+        return found
+
+    def _worthwhile(self, node: fx.Node, choice: Choice) -> bool:
+        """Partial sums are passed on by operators that only move, scale or add; not cut: what attention needs whole."""
+        if isinstance(choice, Cut):
+            return self.survey.roles.may_cut(node, choice.unit)
+        return choice is None or self.survey.rules[node].is_view or node.target in _PASSES_SUMS_ON
+
+    def _operator_s(self, node: fx.Node, menu: _Menu) -> npt.NDArray[np.float64]:
+        """The seconds of an operator in each of its strategies; of equal operators, worked out once."""
+        rule = self.survey.rules[node]
+        if rule.is_view:
+            return np.zeros(len(menu.strategies))
+        sizes = tuple(a.meta["val"].element_size() for a in tensor_arguments(node))
+        made = tuple(None if tensor is None else tensor.dtype for tensor in output_tensors(node))
+        key = (id(menu), node.target, rule.flops, sizes, made)
+        known = self._costs.get(key)
+        if known is None:
+            costs = [self._compute_s(node, rule, strategy) for strategy in menu.strategies]
+            known = self._costs[key] = np.array(costs)
+        return known
+
+    def _compute_s(self, node: fx.Node, rule: Rule, strategy: Strategy) -> float:
+        tensors = [a.meta["val"] for a in tensor_arguments(node)]
+        made = output_tensors(node)
+        size = 0
+        for placed, tensor in zip((*strategy.inputs, *strategy.outputs), (*tensors, *made), strict=True):
+            if placed is not None and tensor is not None:
+                size += placed.local_elements(self.grid) * tensor.element_size()
+        share = self.grid.extent({axis for axes in strategy.cuts.values() for axis in axes})
+        result = next(tensor for tensor in made if tensor is not None)
+        dtype = DTYPE_NAMES.get(result.dtype, "f32")
+        work = Compute(op=str(node.target), flops=rule.flops / share, size_bytes=float(size), dtype=dtype)
+        return self.model.compute_s(work) + self._statistics_s(rule, strategy, tensors)
+
+    def _statistics_s(self, rule: Rule, strategy: Strategy, tensors: list[torch.Tensor]) -> float:
+        cost_s = 0.0
+        for factor, count in rule.statistics.items():
+            axes = strategy.axes(factor)
+            if axes:
+                rows = strategy.inputs[0].local_elements(self.grid) * self.grid.extent(axes) / rule.sizes[factor]
+                size = rows * max(tensors[0].element_size(), 4)
+                reduce = Collective(kind="all_reduce", axes=axes, size_bytes=size)
+                cost_s += count * self.model.collective_s(reduce, self.grid)
+        return cost_s
+
+    # -- what goes into the graph and comes out of it -----------------------------------------------------------------
+
+    def placeholder(self, node: fx.Node, variable: Hashable) -> Member:
+        """An input of the graph."""
+        value, kind = (node, 0), self.survey.placeholders[node].kind
+        if kind == "tangent":
+            return Member.tensor(variable, self.output(value))
+        if kind == "user":
+            return Member.tensor(variable, [self._batch_cut(value)])
+        if kind != "parameter":
+            return Member.tensor(variable, [place(self.survey.atoms[value])])
+        placements = self._parameter(node)
+        size = node.meta["val"].element_size()
+        member = Member.tensor(variable, placements)
+        member.cost_s = np.array([self.model.hold_s(p.local_elements(self.grid) * size) for p in placements])
+        return member
+
+    def _parameter(self, node: fx.Node) -> list[Placement]:
+        """All ways to store a parameter that a DTensor can express; data always holds copies."""
+        atoms = self.survey.atoms[node, 0]
+        places = [(dim, atom) for dim, sizes in enumerate(atoms) for atom, size in enumerate(sizes) if size > 1]
+        axes = [axis for axis in self.grid.cut_axes if axis != "data"]
+        placements = _combinations(atoms, {axis: [None, *places] for axis in axes}, self.grid)
+        kept = self.survey.stored.get(str(self.survey.placeholders[node].target))
+        if kept is None:
+            return self.survey.scheme.storage(placements, self.grid)
+        placements = [p for p in placements if p.simplified() == kept.simplified()]
+        assert placements, f"{node} can be stored as {kept} again"
+        return placements
+
+    def _batch_cut(self, value: Value) -> Placement:
+        """A tensor cut by the batch axes where it has the batch, and whole otherwise."""
+        where = self.survey.roles.batch_atom(value)
+        cuts = {where: self.survey.roles.batch_axes} if where is not None else {}
+        return place(self.survey.atoms[value], cuts)
+
+    def output(self, value: Value) -> list[Placement]:
+        """Where an output of the model may lie: a batch stays cut, other dims may be."""
+        atoms = self.survey.atoms[value]
+        if not atoms or self.full_outputs:
+            return [place(atoms)]
+        batch = self.survey.roles.batch_atom(value)
+        first = [(dim, 0) for dim, sizes in enumerate(atoms) if sizes[0] > 1]
+        choices: dict[str, list[tuple[int, int] | None]] = {}
+        for axis in self.grid.cut_axes:
+            choices[axis] = [batch] if axis in self.survey.roles.batch_axes else [None, *first]
+        return _combinations(atoms, choices, self.grid) or [place(atoms)]
+
+
+def _identity(options: Options) -> Hashable:
+    """All that the strategies of an operator follow from, but for what is allowed."""
+
+    def frozen(value: Any) -> Hashable:
+        return tuple(value.items()) if isinstance(value, Mapping) else value
+
+    about = tuple(frozen(getattr(options.rule, f.name)) for f in fields(options.rule) if f.name != "lower")
+    return (about, options.inputs, options.outputs)
+
+
+def _passing_together(strategies: list[Strategy], axes: Iterable[str]) -> list[Strategy]:
+    """Drop strategies in which some batch axes pass partial sums on while others do not: the last step reduces all."""
+    wanted = set(axes)
+
+    def mixed(strategy: Strategy) -> bool:
+        cut = {axis for taken in strategy.cuts.values() for axis in taken}
+        pending = {axis for p in strategy.inputs for axis, _ in p.partial} & wanted
+        return bool(pending) and pending != wanted - cut
+
+    return [strategy for strategy in strategies if not mixed(strategy)]
+
+
+def _combinations(atoms: Atoms, choices: Mapping[str, Sequence[tuple[int, int] | None]], grid: Grid) -> list[Placement]:
+    """The placements in which each axis cuts one of its places evenly, and which a DTensor can express."""
+    axes = [axis for axis in CUT_ORDER if axis in choices]
+    found: dict[Placement, None] = {}
+    for combination in product(*(choices[axis] for axis in axes)):
+        cuts: dict[tuple[int, int], list[str]] = {}
+        for axis, where in zip(axes, combination, strict=True):
+            if where is not None:
+                cuts.setdefault(where, []).append(axis)
+        even = all(atoms[dim][atom] % grid.extent(taken) == 0 for (dim, atom), taken in cuts.items())
+        if even and _expressible(cuts):
+            found[place(atoms, cuts)] = None
+    return list(found)
+
+
+def _expressible(cuts: Mapping[tuple[int, int], Sequence[str]]) -> bool:
+    """A dim is cut at its outermost atom, or inside by one axis alone."""
+    by_dim: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for dim, atom in cuts:
+        by_dim[dim].append((dim, atom))
+    return all(len(places) == 1 and (places[0][1] == 0 or len(cuts[places[0]]) == 1) for places in by_dim.values())

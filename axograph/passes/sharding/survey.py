@@ -1,0 +1,121 @@
+"""What a program asks of the search: its operators with their rules and choices, and who uses which tensor."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from axograph.capture.program import Input, Program, facts
+from axograph.grid import Grid
+from axograph.passes.sharding.arguments import Value, is_pick, resolve, tensor_arguments
+from axograph.passes.sharding.atoms import Atoms, find_atoms, terms
+from axograph.passes.sharding.partners import Partner, find_partners
+from axograph.passes.sharding.roles import Roles, find_roles
+from axograph.passes.sharding.rule import Rule
+from axograph.passes.sharding.rules import rule_of
+from axograph.passes.sharding.schemes import Scheme
+from axograph.passes.sharding.strategies import Options
+from axograph.placement import Placement
+
+
+@dataclass(slots=True)
+class Survey:
+    """A program as the search sees it."""
+
+    program: Program
+    grid: Grid
+    scheme: Scheme
+    batch_dims: Mapping[int, int | None]
+    """The dim of each user input that carries the batch, None for an input without one."""
+    stored: Mapping[str, Placement] = field(default_factory=dict)
+    """Where parameters already lie, from an earlier program of the same model."""
+    nodes: list[fx.Node] = field(init=False)
+    """The operators, in order."""
+    rules: dict[fx.Node, Rule] = field(init=False)
+    placeholders: dict[fx.Node, Input] = field(init=False)
+    results: list[fx.Node | None] = field(init=False)
+    atoms: dict[Value, Atoms] = field(init=False)
+    options: dict[fx.Node, Options] = field(init=False)
+    roles: Roles = field(init=False)
+    partners: dict[fx.Node, Partner] = field(init=False)
+    users: dict[Value, list[tuple[fx.Node, int]]] = field(init=False)
+    """For each value, the operators that take it and at which place; a place of -1 - i is output i of the graph."""
+
+    def __post_init__(self) -> None:
+        self.nodes = [n for n in self.program.graph.nodes if n.op == "call_function" and not is_pick(n)]
+        self.rules = {node: rule_of(node) for node in self.nodes}
+        self.placeholders = dict(zip(self.program.placeholders(), self.program.inputs, strict=True))
+        self.results = self.program.results()
+        self.atoms = find_atoms(self.program.graph, self.rules, self._tied(), self._already_stored())
+        self.options = {node: self._options(node) for node in self.nodes}
+        self.roles = find_roles(self.program, self.options, self.atoms, self.grid, self.scheme, self.batch_dims)
+        self.partners = find_partners(self.options)
+        self.users = self._users()
+
+    def _tied(self) -> list[tuple[Value, Value]]:
+        """A gradient lies as its parameter does, and a tangent as its output."""
+        tied = []
+        inputs = {(declared.kind, declared.target): node for node, declared in self.placeholders.items()}
+        for result, declared in zip(self.results, self.program.outputs, strict=True):
+            if result is None:
+                continue
+            partner = None
+            if declared.kind == "gradient" and isinstance(declared.target, str):
+                partner = inputs["parameter", declared.target]
+            elif declared.kind == "user":
+                partner = inputs.get(("tangent", declared.target))
+            if partner is not None:
+                tied.append((resolve(result), (partner, 0)))
+        return tied
+
+    def _already_stored(self) -> dict[Value, Placement]:
+        """The parameters that an earlier program of this model has placed."""
+        return {
+            (node, 0): self.stored[str(declared.target)]
+            for node, declared in self.placeholders.items()
+            if declared.kind == "parameter" and declared.target in self.stored
+        }
+
+    def _options(self, node: fx.Node) -> Options:
+        rule = self.rules[node]
+        inputs = tuple(self.atoms[resolve(argument)] for argument in tensor_arguments(node))
+        outputs = tuple(self.atoms.get((node, i)) if t is not None else None for i, t in enumerate(rule.outputs))
+        return Options(rule, inputs, outputs)
+
+    def _users(self) -> dict[Value, list[tuple[fx.Node, int]]]:
+        users: dict[Value, list[tuple[fx.Node, int]]] = defaultdict(list)
+        for node in self.nodes:
+            for place_, argument in enumerate(tensor_arguments(node)):
+                users[resolve(argument)].append((node, place_))
+        output = self.program.graph.output_node()
+        for i, result in enumerate(self.results):
+            if result is not None:
+                users[resolve(result)].append((output, -1 - i))
+        return users
+
+    def keys(self) -> dict[fx.Node, Hashable]:
+        """A key for each operator, equal for operators at the same place of identical layers.
+
+        The place is the module's path without its numbers, and how many such operators came before in that module.
+        Additions of gradients belong to no module; their place is where their arguments come from.
+        """
+        keys: dict[fx.Node, Hashable] = {}
+        numbers: dict[Hashable, int] = {}
+        counted: Counter[Hashable] = Counter()
+        for node in self.nodes:
+            about = facts(node)
+            atoms = tuple(self.atoms[value] for value, _ in terms(node, self.rules[node]))
+            if about.path:
+                here = (about.path, about.phase, str(node.target))
+                counted[here] += 1
+                place_: Hashable = (re.sub(r"\d+", "#", about.path), about.phase, counted[here])
+            else:
+                sources = [resolve(argument) for argument in tensor_arguments(node)]
+                place_ = tuple((numbers.get(keys.get(maker), maker.name), output) for maker, output in sources)
+            keys[node] = (place_, str(node.target), atoms, str(self.rules[node]))
+            numbers.setdefault(keys[node], len(numbers))
+        return keys
