@@ -25,6 +25,15 @@ def tensor_arguments(node: fx.Node) -> list[fx.Node]:
     return found
 
 
+def argument(node: fx.Node, name: str) -> Any:
+    """What a node gives the argument of this name in its operator's schema; its default where it gives nothing."""
+    declared = node.target._schema.arguments  # type: ignore[union-attr]
+    for position, known in enumerate(declared):
+        if known.name == name:
+            return node.args[position] if position < len(node.args) else node.kwargs.get(name, known.default_value)
+    return None
+
+
 def resolve(node: fx.Node) -> Value:
     """The tensor that a node stands for: picking from a tuple is not making."""
     if node.op == "call_function" and node.target is operator.getitem:

@@ -40,6 +40,8 @@ class Rule:
     """Sets of inputs that may be partial sums together, the others being copies; the outputs are then partial."""
     reduction: str = "sum"
     """How a summed factor is reduced: "sum" or "max"."""
+    copied: frozenset[int] = frozenset()
+    """Outputs that are the same on all ranks, whatever is cut: the state of a generator, an empty tensor."""
     statistics: Mapping[str, int] = field(default_factory=dict)
     """For a factor that `lower` can cut: how many all-reduces of a tensor without that factor it needs."""
     flops: float = 0.0
@@ -96,7 +98,8 @@ def parse_rule(text: str, shapes: Sequence[Sequence[int]], **options: Any) -> Ru
                 assert sizes.setdefault(dim[0], size) == size or 1 in (size, sizes[dim[0]]), f"{text} for {shapes}"
                 sizes[dim[0]] = max(size, sizes[dim[0]])
     for term, shape in zip(inputs, shapes, strict=True):
-        trimmed.append(tuple(dim if size > 1 else () for dim, size in zip(term, shape, strict=True)))
+        one = (dim if size > 1 else () for dim, size in zip(term, shape, strict=True))
+        trimmed.append(tuple(tuple(f for f in dim if sizes[f] > 1) for dim in one))
     kept = tuple(tuple(tuple(f for f in dim if sizes[f] > 1) for dim in term) for term in outputs)
     return Rule(inputs=tuple(trimmed), outputs=kept, sizes=sizes, whole=frozenset(whole), **options)
 
@@ -105,8 +108,7 @@ def _parse_term(text: str, whole: set[str]) -> Term:
     dims: list[tuple[str, ...]] = []
     for token in re.findall(r"\([^)]*\)|\[\w+\]|\w+", text):
         factors = tuple(re.findall(r"\w+", token))
-        if token.startswith("["):
-            whole.update(factors)
+        whole.update(re.findall(r"\[(\w+)\]", token))
         dims.append(() if factors == ("1",) else factors)
     return tuple(dims)
 

@@ -59,8 +59,9 @@ class Options:
             if isinstance(choice, Pass):
                 for i in choice.inputs:
                     partial_inputs[i].append((axis, "sum"))
-                for pending in partial_outputs:
-                    pending.append((axis, "sum"))
+                for i, pending in enumerate(partial_outputs):
+                    if i not in self.rule.copied:
+                        pending.append((axis, "sum"))
             elif isinstance(choice, Cut):
                 cuts.setdefault(choice.unit.factor, []).append(axis)
                 for place, table in zip(choice.unit.inputs, cut_inputs, strict=True):
@@ -88,7 +89,7 @@ class Options:
         for i, place in enumerate(unit.outputs):
             if place is not None:
                 cut_outputs[i].setdefault(place, []).append(axis)
-            elif unit.factor not in self.rule.statistics and self.outputs[i] is not None:
+            elif unit.factor not in self.rule.statistics and i not in self.rule.copied and self.outputs[i] is not None:
                 partial_outputs[i].append((axis, self.rule.reduction))
 
     def strategies(self, allowed: Mapping[str, Sequence[Choice]], grid: Grid) -> list[Strategy]:

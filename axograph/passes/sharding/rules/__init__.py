@@ -14,18 +14,37 @@ from torch import fx
 
 from axograph.passes.sharding.arguments import output_tensors, tensor_arguments
 from axograph.passes.sharding.rule import Rule
-from axograph.passes.sharding.rules import attention, factories, lookups, matmuls, norms, pointwise, reductions, views
+from axograph.passes.sharding.rules import (
+    attention,
+    channel_norms,
+    factories,
+    indexing,
+    lookups,
+    matmuls,
+    norms,
+    pointwise,
+    reductions,
+    slices,
+    softmax,
+    views,
+    windows,
+)
 
 RULES: Mapping[Any, Callable[[fx.Node], Rule]] = MappingProxyType(
     {
         **attention.RULES,
+        **channel_norms.RULES,
         **factories.RULES,
+        **indexing.RULES,
         **lookups.RULES,
         **matmuls.RULES,
         **norms.RULES,
         **pointwise.RULES,
         **reductions.RULES,
+        **slices.RULES,
+        **softmax.RULES,
         **views.RULES,
+        **windows.RULES,
     }
 )
 """The rule of every operator that has one by name; pointwise operators are recognised by their tag."""

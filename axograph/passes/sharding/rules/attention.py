@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from axograph.passes.sharding.arguments import output_tensors, tensor_arguments
+from axograph.passes.sharding.arguments import output_tensors
 from axograph.passes.sharding.rule import Rule, Term
 
 aten = torch.ops.aten
@@ -23,8 +23,8 @@ def _attention(*outputs: str) -> Callable[[fx.Node], Rule]:
         sizes = _sizes(given)
         inputs = tuple(_term(_ROLES.get(name, ""), tensor, sizes) for name, tensor in given.items())
         made = output_tensors(node)
-        roles = (*outputs, *("" for _ in made))
-        results = tuple(None if t is None else _term(_ROLES[r], t, sizes) for r, t in zip(roles, made, strict=False))
+        roles = (*outputs, *("" for _ in made[len(outputs) :]))
+        results = tuple(None if t is None else _term(_ROLES[r], t, sizes) for r, t in zip(roles, made, strict=True))
         flops = 4.0 * math.prod(sizes[name] for name in "bhgste")
         backward = next(iter(given)).startswith("grad_out")
         return Rule(
@@ -32,6 +32,7 @@ def _attention(*outputs: str) -> Callable[[fx.Node], Rule]:
             outputs=results,
             sizes=sizes,
             whole=frozenset(sizes) - {"b", "h", "g"},
+            copied=frozenset(range(len(outputs), len(made))),
             flops=2.5 * flops if backward else flops,
             linear=(frozenset({0}),) if backward else (),
         )
@@ -73,6 +74,9 @@ def _sizes(given: dict[str, torch.Tensor]) -> dict[str, int]:
 def _term(role: str, tensor: torch.Tensor, sizes: dict[str, int]) -> Term:
     """Heads of queries are `(h g)`: each of the h heads of keys serves a group of g."""
     names = role.split()
+    if role == _ROLES["logsumexp"] and tensor.dim() == 4:
+        names.append("1")
+        sizes["1"] = 1
     if tensor.dim() != len(names):
         names = [f"p{len(sizes)}_{dim}" for dim in range(tensor.dim())]
         sizes |= dict(zip(names, tensor.shape, strict=True))

@@ -40,4 +40,7 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.arange.default: _positions,
     aten.arange.start: _positions,
     aten.arange.start_step: _positions,
+    aten.eye.default: _positions,
+    aten.eye.m: _positions,
+    aten.linspace.default: _positions,
 }

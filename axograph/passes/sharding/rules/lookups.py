@@ -1,4 +1,4 @@
-"""Rules of lookups: over a cut dim they become a masked local lookup and a partial sum."""
+"""Rules of lookups by an index: over a cut dim they become a masked local lookup and a partial sum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from axograph.passes.sharding.arguments import tensor_arguments
+from axograph.passes.sharding.arguments import argument, tensor_arguments
 from axograph.passes.sharding.rule import Rule, Strategy, Term
 
 aten = torch.ops.aten
@@ -22,20 +22,9 @@ def _sizes(prefix: str, tensor: torch.Tensor) -> dict[str, int]:
     return {f"{prefix}{dim}": size for dim, size in enumerate(tensor.shape)}
 
 
-def _embedding(node: fx.Node) -> Rule:
-    """`v h, i -> i h`."""
-    table, indices = (a.meta["val"] for a in tensor_arguments(node))
-    return Rule(
-        inputs=(_term("v", "h", table), _dims("i", indices)),
-        outputs=((*_dims("i", indices), *_term("v", "h", table)[1:]),),
-        sizes={"v": table.shape[0], "h": table.shape[1], **_sizes("i", indices)},
-        leading=frozenset({"v"}),
-        lower=_lower_embedding,
-    )
-
-
-def _term(rows: str, columns: str, table: torch.Tensor) -> Term:
-    return tuple((name,) if size > 1 else () for name, size in zip((rows, columns), table.shape, strict=True))
+def _passes(tensor: torch.Tensor, *inputs: int) -> tuple[frozenset[int], ...]:
+    """These inputs may be partial sums together, where they are numbers that sum up."""
+    return (frozenset(inputs),) if tensor.is_floating_point() else ()
 
 
 def _local_index(emit: Any, indices: fx.Node, size: int, axes: tuple[str, ...]) -> tuple[fx.Node, fx.Node]:
@@ -48,40 +37,60 @@ def _local_index(emit: Any, indices: fx.Node, size: int, axes: tuple[str, ...]) 
     return emit.call(aten.masked_fill.Scalar, local, outside, 0), outside
 
 
+def _without(emit: Any, x: fx.Node, outside: fx.Node, shape: list[int]) -> fx.Node:
+    """Zero where a position lies outside; `shape` lines the positions up with the dims of x."""
+    mask = emit.call(aten.reshape.default, outside, shape)
+    return emit.call(aten.masked_fill.Scalar, x, mask, 0)  # type: ignore[no-any-return]
+
+
+# -- rows of a table ------------------------------------------------------------------------------------------------
+
+
+def _embedding(node: fx.Node) -> Rule:
+    """`v h, i -> i h`."""
+    table, indices = (a.meta["val"] for a in tensor_arguments(node))
+    rows, columns = _dims("d", table)
+    return Rule(
+        inputs=((rows, columns), _dims("i", indices)),
+        outputs=((*_dims("i", indices), columns),),
+        sizes=_sizes("d", table) | _sizes("i", indices),
+        leading=frozenset({"d0"}),
+        linear=_passes(table, 0),
+        lower=_lower_embedding,
+    )
+
+
 def _lower_embedding(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
     table, indices, *rest = args
-    axes = strategy.axes("v")
+    axes = strategy.axes("d0")
     if not axes:
         return emit.call(node.target, table, indices, *rest, **kwargs)  # type: ignore[no-any-return]
     local, outside = _local_index(emit, indices, table.meta["val"].shape[0], axes)
     rows = emit.call(aten.embedding.default, table, local)
-    mask = emit.call(aten.reshape.default, outside, [*outside.meta["val"].shape, 1])
-    return emit.call(aten.masked_fill.Scalar, rows, mask, 0)  # type: ignore[no-any-return]
+    return _without(emit, rows, outside, [*outside.meta["val"].shape, 1])
 
 
 def _embedding_backward(node: fx.Node) -> Rule:
-    """`i h, i -> v h`: the sum over all positions."""
+    """`i h, i -> v h`: the sum over all positions. Scaled by frequency, only `h` may be cut."""
     grad, indices = (a.meta["val"] for a in tensor_arguments(node))
     result: torch.Tensor = node.meta["val"]
-    table = _term("v", "h", result)
+    rows, columns = _dims("d", result)
+    sizes = _sizes("d", result) | _sizes("i", indices)
+    scaled = argument(node, "scale_grad_by_freq")
     return Rule(
-        inputs=((*_dims("i", indices), *table[1:]), _dims("i", indices)),
-        outputs=(table,),
-        sizes={"v": result.shape[0], "h": result.shape[1], **_sizes("i", indices)},
-        leading=frozenset({"v"}),
-        linear=(frozenset({0}),) if not _scaled_by_frequency(node) else (),
-        whole=frozenset(_sizes("i", indices)) if _scaled_by_frequency(node) else frozenset(),
+        inputs=((*_dims("i", indices), columns), _dims("i", indices)),
+        outputs=((rows, columns),),
+        sizes=sizes,
+        leading=frozenset({"d0"}),
+        linear=_passes(grad, 0),
+        whole=frozenset(sizes) - {"d1"} if scaled else frozenset(),
         lower=_lower_embedding_backward,
     )
 
 
-def _scaled_by_frequency(node: fx.Node) -> bool:
-    return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("scale_grad_by_freq", False))
-
-
 def _lower_embedding_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
     grad, indices, rows, padding, scaled = args
-    axes = strategy.axes("v")
+    axes = strategy.axes("d0")
     if not axes:
         return emit.call(node.target, grad, indices, rows, padding, scaled)  # type: ignore[no-any-return]
     placement = strategy.outputs[0]
@@ -90,38 +99,96 @@ def _lower_embedding_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, 
     local, outside = _local_index(emit, indices, size, axes)
     if padding >= 0:
         outside = emit.call(aten.logical_or.default, outside, emit.call(aten.eq.Scalar, indices, padding))
-    mask = emit.call(aten.reshape.default, outside, [*outside.meta["val"].shape, 1])
-    kept = emit.call(aten.masked_fill.Scalar, grad, mask, 0)
+    kept = _without(emit, grad, outside, [*outside.meta["val"].shape, 1])
     return emit.call(node.target, kept, local, size, -1, scaled)  # type: ignore[no-any-return]
 
 
-def _gather(node: fx.Node) -> Rule:
-    """One element per position, `n v, n 1 -> n 1`; with more of them per row, the dim is whole."""
+def _index_select(node: fx.Node) -> Rule:
+    """`v h, i -> i h`, the rows along any dim."""
     table, indices = (a.meta["val"] for a in tensor_arguments(node))
-    dim = int(node.args[1]) % max(table.dim(), 1)  # type: ignore[arg-type]
-    return _picked(node, table, indices, dim, (lambda t, i: (t, i), lambda t, i: i), _lower_gather)
-
-
-def _picked(node: fx.Node, table: torch.Tensor, indices: torch.Tensor, dim: int, terms: Any, lower: Any) -> Rule:
-    single = table.dim() > 0 and indices.shape[dim] == 1
-    aligned = all(t == i for d, (t, i) in enumerate(zip(table.shape, indices.shape, strict=True)) if d != dim)
-    names: list[tuple[str, ...]] = []
-    picks: list[tuple[str, ...]] = []
-    sizes: dict[str, int] = {}
-    for d, (size, count) in enumerate(zip(table.shape, indices.shape, strict=True)):
-        sizes |= {f"d{d}": size, f"i{d}": count}
-        names.append((f"d{d}",) if size > 1 else ())
-        same = aligned and d != dim
-        picks.append(((f"d{d}",) if same else (f"i{d}",)) if count > 1 else ())
-    free = {f"d{d}" for d in range(table.dim()) if aligned and (d != dim or single)}
-    sources, target = terms
+    dim = argument(node, "dim") % max(table.dim(), 1)
+    out = list(_dims("d", table))
+    out[dim] = ("i0",) if indices.numel() > 1 else ()
     return Rule(
-        inputs=tuple(sources(tuple(names), tuple(picks))),
-        outputs=(target(tuple(names), tuple(picks)),),
+        inputs=(_dims("d", table), _dims("i", indices)),
+        outputs=(tuple(out),),
+        sizes=_sizes("d", table) | _sizes("i", indices),
+        leading=frozenset({f"d{dim}"}),
+        linear=_passes(table, 0),
+        lower=_lower_index_select,
+    )
+
+
+def _lower_index_select(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
+    table, dim, indices = args
+    tensor = table.meta["val"]
+    dim %= max(tensor.dim(), 1)
+    axes = strategy.axes(f"d{dim}")
+    if not axes:
+        return emit.call(node.target, *args)  # type: ignore[no-any-return]
+    local, outside = _local_index(emit, indices, tensor.shape[dim], axes)
+    rows = emit.call(node.target, table, dim, local)
+    return _without(emit, rows, outside, [-1, *(1 for _ in tensor.shape[dim + 1 :])])
+
+
+def _index_add(node: fx.Node) -> Rule:
+    """`v h, i, i h -> v h`: rows are added to a table."""
+    table, indices, source = (a.meta["val"] for a in tensor_arguments(node))
+    dim = argument(node, "dim") % max(table.dim(), 1)
+    rows = list(_dims("d", table))
+    rows[dim] = ("i0",) if source.shape[dim] > 1 else ()
+    return Rule(
+        inputs=(_dims("d", table), _dims("i", indices), tuple(rows)),
+        outputs=(_dims("d", table),),
+        sizes=_sizes("d", table) | _sizes("i", indices),
+        whole=frozenset({"i0"}),
+        leading=frozenset({f"d{dim}"}),
+        linear=_passes(table, 0, 2),
+        lower=_lower_index_add,
+    )
+
+
+def _lower_index_add(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
+    table, dim, indices, source = args
+    tensor = table.meta["val"]
+    dim %= max(tensor.dim(), 1)
+    axes = strategy.axes(f"d{dim}")
+    if axes:
+        indices, outside = _local_index(emit, indices, tensor.shape[dim], axes)
+        source = _without(emit, source, outside, [-1, *(1 for _ in tensor.shape[dim + 1 :])])
+    return emit.call(node.target, table, dim, indices, source, **kwargs)  # type: ignore[no-any-return]
+
+
+# -- an index for each element --------------------------------------------------------------------------------------
+
+
+def _elementwise(node: fx.Node) -> tuple[Term, Term, dict[str, int], frozenset[str], str]:
+    """The terms of a table and of an index into one of its dims, the sizes, the free factors, and that dim's.
+
+    The other dims must be as long in the index as in the table, or nothing is free.
+    """
+    table, indices, *others = (a.meta["val"] for a in tensor_arguments(node))
+    dim = argument(node, "dim") % max(table.dim(), 1)
+    aligned = all(t == i for d, (t, i) in enumerate(zip(table.shape, indices.shape, strict=True)) if d != dim)
+    aligned = aligned and all(other.shape == indices.shape for other in others)
+    picks = tuple(
+        ((f"d{d}" if aligned and d != dim else f"i{d}"),) if size > 1 else () for d, size in enumerate(indices.shape)
+    )
+    sizes = _sizes("d", table) | _sizes("i", indices)
+    return _dims("d", table), picks, sizes, frozenset(sizes) if aligned else frozenset(), f"d{dim}"
+
+
+def _gather(node: fx.Node) -> Rule:
+    """`n v, n i -> n i`."""
+    table, picks, sizes, free, along = _elementwise(node)
+    return Rule(
+        inputs=(table, picks),
+        outputs=(picks,),
         sizes=sizes,
         whole=frozenset(sizes) - free,
-        leading=frozenset({f"d{dim}"}),
-        lower=lower,
+        leading=frozenset({along}),
+        linear=_passes(tensor_arguments(node)[0].meta["val"], 0),
+        lower=_lower_gather,
     )
 
 
@@ -136,76 +203,70 @@ def _lower_gather(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: St
     return emit.call(aten.masked_fill.Scalar, found, outside, 0)  # type: ignore[no-any-return]
 
 
-def _scatter_value(node: fx.Node) -> Rule:
-    """One element per row is set, `n v, n 1 -> n v`."""
-    table, indices = (a.meta["val"] for a in tensor_arguments(node))
-    dim = int(node.args[1]) % max(table.dim(), 1)  # type: ignore[arg-type]
-    return _picked(node, table, indices, dim, (lambda t, i: (t, i), lambda t, i: t), _lower_scatter_value)
+def _scatter(node: fx.Node) -> Rule:
+    """`n v, n 1, n 1 -> n v`: an element of each row is set; with more of them per row, the dim is whole."""
+    table, picks, sizes, free, along = _elementwise(node)
+    several = argument(node, "index").meta["val"].shape[int(along[1:]) : int(along[1:]) + 1] != (1,)
+    whole = frozenset(sizes) - free | {f"i{along[1:]}"}
+    sources = argument(node, "src")
+    tensor = tensor_arguments(node)[0].meta["val"]
+    return Rule(
+        inputs=(table, picks, picks) if sources is not None else (table, picks),
+        outputs=(table,),
+        sizes=sizes,
+        whole=whole | {along} if several else whole,
+        leading=frozenset({along}),
+        linear=_passes(tensor, 0, 2) if sources is not None else (),
+        lower=_lower_scatter,
+    )
 
 
-def _lower_scatter_value(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
-    table, dim, indices, value = args
+def _lower_scatter(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
+    table, dim, indices, new = args
     dim %= max(table.meta["val"].dim(), 1)
     axes = strategy.axes(f"d{dim}")
     if not axes:
-        return emit.call(node.target, table, dim, indices, value)  # type: ignore[no-any-return]
+        return emit.call(node.target, *args, **kwargs)  # type: ignore[no-any-return]
     local, outside = _local_index(emit, indices, table.meta["val"].shape[dim], axes)
     old = emit.call(aten.gather.default, table, dim, local)
-    new = emit.call(aten.full.default, list(old.meta["val"].shape), value, dtype=old.meta["val"].dtype)
+    if node.target is aten.scatter.value:
+        new = emit.call(aten.full.default, list(old.meta["val"].shape), new, dtype=old.meta["val"].dtype,
+                        device=old.meta["val"].device)  # fmt: skip
     chosen = emit.call(aten.where.self, outside, old, new)
     return emit.call(aten.scatter.src, table, dim, local, chosen)  # type: ignore[no-any-return]
 
 
-def _index(node: fx.Node) -> Rule:
-    """`x[i, j]` with index tensors: the indexed dims of x are whole, the dims of the indices are free."""
-    given: Any = node.args[1]
-    table: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
-    indices = [i.meta["val"] for i in given if i is not None]
-    shape = torch.broadcast_shapes(*(i.shape for i in indices))
-    at = [d for d, i in enumerate(given) if i is not None]
-    names = [(f"d{d}",) if size > 1 else () for d, size in enumerate(table.shape)]
-    broadcast = [(f"i{d}",) if size > 1 else () for d, size in enumerate(shape)]
-    kept = [name for d, name in enumerate(names) if d not in at]
-    together = at == list(range(at[0], at[-1] + 1))
-    out = [*kept[: at[0]], *broadcast, *kept[at[0] :]] if together else [*broadcast, *kept]
-    sizes = {f"d{d}": size for d, size in enumerate(table.shape)} | {f"i{d}": size for d, size in enumerate(shape)}
-
-    def term(index: torch.Tensor) -> Term:
-        first = len(shape) - index.dim()
-        return tuple((f"i{first + d}",) if size > 1 else () for d, size in enumerate(index.shape))
-
-    whole = {f"d{d}" for d in at}
-    if any(index.dtype == torch.bool for index in indices):
-        whole = set(sizes)
+def _scatter_add(node: fx.Node) -> Rule:
+    """`n v, n i, n i -> n v`."""
+    table, picks, sizes, free, along = _elementwise(node)
     return Rule(
-        inputs=(tuple(names), *(term(index) for index in indices)),
-        outputs=(tuple(out),),
+        inputs=(table, picks, picks),
+        outputs=(table,),
         sizes=sizes,
-        whole=frozenset(whole),
-        linear=(frozenset({0}),) if table.is_floating_point() else (),
+        whole=frozenset(sizes) - free | {f"i{along[1:]}"},
+        leading=frozenset({along}),
+        linear=_passes(tensor_arguments(node)[0].meta["val"], 0, 2),
+        lower=_lower_scatter_add,
     )
 
 
-def _index_select(node: fx.Node) -> Rule:
-    table, indices = (a.meta["val"] for a in tensor_arguments(node))
-    dim = int(node.args[1]) % max(table.dim(), 1)  # type: ignore[arg-type]
-    names = [(f"d{d}",) if size > 1 else () for d, size in enumerate(table.shape)]
-    out = list(names)
-    out[dim] = ("i",) if indices.numel() > 1 else ()
-    return Rule(
-        inputs=(tuple(names), (("i",) if indices.numel() > 1 else (),)[: indices.dim()]),
-        outputs=(tuple(out),),
-        sizes={f"d{d}": size for d, size in enumerate(table.shape)} | {"i": indices.numel()},
-        whole=frozenset({f"d{dim}"}),
-        linear=(frozenset({0}),) if table.is_floating_point() else (),
-    )
+def _lower_scatter_add(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
+    table, dim, indices, source = args
+    dim %= max(table.meta["val"].dim(), 1)
+    axes = strategy.axes(f"d{dim}")
+    if axes:
+        indices, outside = _local_index(emit, indices, table.meta["val"].shape[dim], axes)
+        source = emit.call(aten.masked_fill.Scalar, source, outside, 0)
+    return emit.call(node.target, table, dim, indices, source)  # type: ignore[no-any-return]
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.gather.default: _gather,
-    aten.scatter.value: _scatter_value,
-    aten.index.Tensor: _index,
+    aten.index_add.default: _index_add,
     aten.index_select.default: _index_select,
+    aten.scatter.src: _scatter,
+    aten.scatter.value: _scatter,
+    aten.scatter_add.default: _scatter_add,
 }

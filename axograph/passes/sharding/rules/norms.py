@@ -1,178 +1,138 @@
-"""Rules of softmax and layer norm: over a cut dim, two small all-reduces of what is summed up along it."""
+"""Rules of layer norm and RMS norm: over cut features, small all-reduces of each row's mean and mean square."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from axograph.passes.sharding.arguments import output_tensors, tensor_arguments
+from axograph.passes.sharding.arguments import argument, output_tensors, tensor_arguments
 from axograph.passes.sharding.rule import Rule, Strategy, Term
+from axograph.passes.sharding.rules.accumulation import (
+    accumulated,
+    cast,
+    inverse_deviation,
+    mean_over,
+    multiply,
+    subtract,
+)
 
 aten = torch.ops.aten
 
 
-def _dims(tensor: torch.Tensor) -> Term:
-    return tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(tensor.shape))
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The terms of a tensor that is normalised over its last dims."""
+
+    tensor: Term
+    features: Term
+    statistic: Term
+    """Of what there is one for each row."""
+    sizes: dict[str, int]
+
+    @classmethod
+    def of(cls, node: fx.Node) -> _Shape:
+        tensor: torch.Tensor = argument(node, "input").meta["val"]
+        last = len(argument(node, "normalized_shape"))
+        term = tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(tensor.shape))
+        rows, features = term[: tensor.dim() - last], term[tensor.dim() - last :]
+        sizes = {f"d{d}": size for d, size in enumerate(tensor.shape)}
+        return cls(term, features, (*rows, *(() for _ in features)), sizes)
+
+    def statistics(self, count: int) -> dict[str, int]:
+        return {name: count for dim in self.features for name in dim}
 
 
-def _along(count: int, lower: Any, linear: tuple[frozenset[int], ...] = ()) -> Callable[[fx.Node], Rule]:
-    """All tensors have one shape; the dim in the argument after them needs `count` statistics where it is cut."""
+def _norm(count: int, lower: Any) -> Callable[[fx.Node], Rule]:
+    """Outputs: the normalised tensor, and its `count` statistics of each row."""
 
     def rule(node: fx.Node) -> Rule:
-        arguments = tensor_arguments(node)
-        tensor: torch.Tensor = arguments[0].meta["val"]
-        dim = int(node.args[len(arguments)]) % max(tensor.dim(), 1)  # type: ignore[arg-type]
+        shape = _Shape.of(node)
+        parameters = len(tensor_arguments(node)) - 1
         return Rule(
-            inputs=tuple(_dims(tensor) for _ in arguments),
-            outputs=(_dims(tensor),),
-            sizes={f"d{d}": size for d, size in enumerate(tensor.shape)},
-            statistics={f"d{dim}": count},
-            linear=linear,
+            inputs=(shape.tensor, *(shape.features for _ in range(parameters))),
+            outputs=(shape.tensor, *(shape.statistic for _ in range(count))),
+            sizes=shape.sizes,
+            statistics=shape.statistics(count),
             lower=lower,
         )
 
     return rule
 
 
-def _lower_softmax(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
-    x, dim, half_to_float = args
-    dim %= max(x.meta["val"].dim(), 1)
-    axes = strategy.axes(f"d{dim}")
-    if not axes:
-        return emit.call(node.target, *args)  # type: ignore[no-any-return]
-    kept, x = _accumulated(emit, x)
-    if half_to_float:
-        kept = torch.float32
-    largest = emit.all_reduce(emit.call(aten.amax.default, x, [dim], True), axes, "max")
-    shifted = emit.call(aten.sub.Tensor, x, largest)
-    raised = emit.call(aten.exp.default, shifted)
-    total = emit.all_reduce(emit.call(aten.sum.dim_IntList, raised, [dim], True), axes, "sum")
-    if node.target is aten._log_softmax.default:
-        result = emit.call(aten.sub.Tensor, shifted, emit.call(aten.log.default, total))
-    else:
-        result = emit.call(aten.div.Tensor, raised, total)
-    return _cast(emit, result, kept)
+def _norm_backward(count: int, lower: Any) -> Callable[[fx.Node], Rule]:
+    """Gradients of the input and of the parameters; those of the parameters are summed over the rows."""
+
+    def rule(node: fx.Node) -> Rule:
+        shape = _Shape.of(node)
+        parameters = len(tensor_arguments(node)) - 2 - count
+        made = output_tensors(node)
+        results = [shape.tensor, *(shape.features for _ in made[1:])]
+        statistics = [shape.statistic] * count
+        return Rule(
+            inputs=(shape.tensor, shape.tensor, *statistics, *(shape.features for _ in range(parameters))),
+            outputs=tuple(r if t is not None else None for r, t in zip(results, made, strict=True)),
+            sizes=shape.sizes,
+            statistics=shape.statistics(count),
+            linear=(frozenset({0}),),
+            lower=lower,
+        )
+
+    return rule
 
 
-def _lower_softmax_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
-    grad, output, dim, dtype = args
-    dim %= max(output.meta["val"].dim(), 1)
-    axes = strategy.axes(f"d{dim}")
-    if not axes:
-        return emit.call(node.target, *args)  # type: ignore[no-any-return]
-    _, grad = _accumulated(emit, grad)
-    _, output = _accumulated(emit, output)
-    if node.target is aten._log_softmax_backward_data.default:
-        total = emit.all_reduce(emit.call(aten.sum.dim_IntList, grad, [dim], True), axes, "sum")
-        share = emit.call(aten.mul.Tensor, emit.call(aten.exp.default, output), total)
-        return _cast(emit, emit.call(aten.sub.Tensor, grad, share), dtype)
-    weighted = emit.call(aten.mul.Tensor, grad, output)
-    total = emit.all_reduce(emit.call(aten.sum.dim_IntList, weighted, [dim], True), axes, "sum")
-    share = emit.call(aten.mul.Tensor, output, total)
-    return _cast(emit, emit.call(aten.sub.Tensor, weighted, share), dtype)
+def _features(x: fx.Node, shape: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """The dims of the rows, the dims of the features, and the local sizes of the features."""
+    rank = x.meta["val"].dim()
+    dims = list(range(rank - len(shape), rank))
+    return list(range(rank - len(shape))), dims, [x.meta["val"].shape[d] for d in dims]
 
 
-def _accumulated(emit: Any, x: fx.Node) -> tuple[torch.dtype, fx.Node]:
-    """The type of x, and x in the type that sums of it are taken in, as the fused kernels do."""
-    dtype: torch.dtype = x.meta["val"].dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    return dtype, _cast(emit, x, wide)
-
-
-def _cast(emit: Any, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-    if x.meta["val"].dtype == dtype:
-        return x
-    return emit.call(aten._to_copy.default, x, dtype=dtype)  # type: ignore[no-any-return]
-
-
-def _layer_norm(node: fx.Node) -> Rule:
-    """Outputs: the normalised tensor, and for each row its mean and the reciprocal of its deviation."""
-    tensor: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
-    last = len(node.args[1])  # type: ignore[arg-type]
-    rows = _dims(tensor)[: tensor.dim() - last]
-    features = _dims(tensor)[tensor.dim() - last :]
-    statistic: Term = (*rows, *(() for _ in features))
-    parameters = len(tensor_arguments(node)) - 1
-    return Rule(
-        inputs=(_dims(tensor), *(features for _ in range(parameters))),
-        outputs=(_dims(tensor), statistic, statistic),
-        sizes={f"d{d}": size for d, size in enumerate(tensor.shape)},
-        statistics={name: 2 for dim in features for name in dim},
-        lower=_lower_layer_norm,
-    )
+def _cutting(strategy: Strategy, dims: list[int]) -> tuple[str, ...]:
+    return strategy.axes(*(f"d{d}" for d in dims))
 
 
 def _lower_layer_norm(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> Any:
     x, shape, weight, bias, eps = args
-    dims = list(range(x.meta["val"].dim() - len(shape), x.meta["val"].dim()))
-    axes = strategy.axes(*(f"d{d}" for d in dims))
-    local = [x.meta["val"].shape[d] for d in dims]
+    _, dims, local = _features(x, shape)
+    axes = _cutting(strategy, dims)
     if not axes:
         return emit.call(node.target, x, local, weight, bias, eps)
     count = math.prod(shape)
-    kept, x = _accumulated(emit, x)
-    mean = _mean_over(emit, x, dims, axes, count)
-    centred = emit.call(aten.sub.Tensor, x, mean)
-    variance = _mean_over(emit, emit.call(aten.mul.Tensor, centred, centred), dims, axes, count)
-    scale = emit.call(aten.rsqrt.default, emit.call(aten.add.Tensor, variance, eps))
-    result = emit.call(aten.mul.Tensor, centred, scale)
-    if weight is not None:
-        result = emit.call(aten.mul.Tensor, result, weight)
+    kept, x = accumulated(emit, x)
+    mean = mean_over(emit, x, dims, axes, count)
+    centred = subtract(emit, x, mean)
+    scale = inverse_deviation(emit, mean_over(emit, multiply(emit, centred, centred), dims, axes, count), eps)
+    result = multiply(emit, centred, scale, weight)
     if bias is not None:
         result = emit.call(aten.add.Tensor, result, bias)
-    return (_cast(emit, result, kept), mean, scale)
-
-
-def _mean_over(emit: Any, x: fx.Node, dims: list[int], axes: tuple[str, ...], count: int) -> fx.Node:
-    total = emit.all_reduce(emit.call(aten.sum.dim_IntList, x, dims, True), axes, "sum")
-    return emit.call(aten.div.Scalar, total, count)  # type: ignore[no-any-return]
-
-
-def _layer_norm_backward(node: fx.Node) -> Rule:
-    """Gradients of the input, the weight and the bias; those of the parameters are summed over the rows."""
-    grad: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
-    last = len(node.args[2])  # type: ignore[arg-type]
-    rows, features = _dims(grad)[: grad.dim() - last], _dims(grad)[grad.dim() - last :]
-    statistic: Term = (*rows, *(() for _ in features))
-    parameters = len(tensor_arguments(node)) - 4
-    results = [_dims(grad), features, features]
-    outputs = tuple(r if t is not None else None for r, t in zip(results, output_tensors(node), strict=True))
-    return Rule(
-        inputs=(_dims(grad), _dims(grad), statistic, statistic, *(features for _ in range(parameters))),
-        outputs=outputs,
-        sizes={f"d{d}": size for d, size in enumerate(grad.shape)},
-        statistics={name: 2 for dim in features for name in dim},
-        lower=_lower_layer_norm_backward,
-    )
+    of_rows = output_tensors(node)[1].dtype  # type: ignore[union-attr]
+    return (cast(emit, result, kept), cast(emit, mean, of_rows), cast(emit, scale, of_rows))
 
 
 def _lower_layer_norm_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> Any:
     grad, x, shape, mean, scale, weight, bias, wanted = args
-    rank = x.meta["val"].dim()
-    dims = list(range(rank - len(shape), rank))
-    axes = strategy.axes(*(f"d{d}" for d in dims))
+    rows, dims, local = _features(x, shape)
+    axes = _cutting(strategy, dims)
     if not axes:
-        local = [x.meta["val"].shape[d] for d in dims]
         return emit.call(node.target, grad, x, local, mean, scale, weight, bias, wanted)
     count = math.prod(shape)
-    kept, grad = _accumulated(emit, grad)
-    _, x = _accumulated(emit, x)
-    normal = emit.call(aten.mul.Tensor, emit.call(aten.sub.Tensor, x, mean), scale)
-    weighted = grad if weight is None else emit.call(aten.mul.Tensor, grad, weight)
-    shift = _mean_over(emit, weighted, dims, axes, count)
-    along = _mean_over(emit, emit.call(aten.mul.Tensor, weighted, normal), dims, axes, count)
-    inner = emit.call(aten.sub.Tensor, weighted, shift)
-    inner = emit.call(aten.sub.Tensor, inner, emit.call(aten.mul.Tensor, normal, along))
-    to_input = _cast(emit, emit.call(aten.mul.Tensor, inner, scale), kept)
-    rows = list(range(rank - len(shape)))
-    scaled = emit.call(aten.mul.Tensor, grad, normal)
-    to_weight = _cast(emit, _summed(emit, scaled, rows), kept) if wanted[1] else None
-    to_bias = _cast(emit, _summed(emit, grad, rows), kept) if wanted[2] else None
-    return (to_input if wanted[0] else None, to_weight, to_bias)
+    kept, grad = accumulated(emit, grad)
+    _, x = accumulated(emit, x)
+    normal = multiply(emit, subtract(emit, x, mean), scale)
+    weighted = multiply(emit, grad, weight)
+    shift = mean_over(emit, weighted, dims, axes, count)
+    along = mean_over(emit, multiply(emit, weighted, normal), dims, axes, count)
+    to_input = multiply(emit, subtract(emit, weighted, shift, multiply(emit, normal, along)), scale)
+    return (
+        cast(emit, to_input, kept) if wanted[0] else None,
+        cast(emit, _summed(emit, multiply(emit, grad, normal), rows), kept) if wanted[1] else None,
+        cast(emit, _summed(emit, grad, rows), kept) if wanted[2] else None,
+    )
 
 
 def _summed(emit: Any, x: fx.Node, dims: list[int]) -> fx.Node:
@@ -181,34 +141,41 @@ def _summed(emit: Any, x: fx.Node, dims: list[int]) -> fx.Node:
     return emit.call(aten.sum.dim_IntList, x, dims, False)  # type: ignore[no-any-return]
 
 
-def _batch_norm(node: fx.Node) -> Rule:
-    """Batch norm: its statistics are over all rows and positions, so only channels may be cut."""
-    arguments = tensor_arguments(node)
-    tensor: torch.Tensor = arguments[0].meta["val"]
-    channel: Term = (("d1",) if tensor.shape[1] > 1 else (),)
-    outputs: list[Term | None] = []
-    for output in output_tensors(node):
-        if output is None:
-            outputs.append(None)
-        elif output.dim() == tensor.dim():
-            outputs.append(_dims(tensor))
-        else:
-            outputs.append(channel if output.numel() else ((),))
-    sizes = {f"d{d}": size for d, size in enumerate(tensor.shape)}
-    return Rule(
-        inputs=(_dims(tensor), *(channel for _ in arguments[1:])),
-        outputs=tuple(outputs),
-        sizes=sizes,
-        whole=frozenset(name for name in sizes if name != "d1"),
+def _lower_rms_norm(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> Any:
+    x, shape, weight, eps = args
+    _, dims, local = _features(x, shape)
+    axes = _cutting(strategy, dims)
+    if not axes:
+        return emit.call(node.target, x, local, weight, eps)
+    kept, x = accumulated(emit, x)
+    eps = torch.finfo(x.meta["val"].dtype).eps if eps is None else eps
+    square = mean_over(emit, multiply(emit, x, x), dims, axes, math.prod(shape))
+    scale = inverse_deviation(emit, square, eps)
+    of_rows = output_tensors(node)[1].dtype  # type: ignore[union-attr]
+    return (cast(emit, multiply(emit, x, scale, weight), kept), cast(emit, scale, of_rows))
+
+
+def _lower_rms_norm_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> Any:
+    grad, x, shape, scale, weight, wanted = args
+    rows, dims, local = _features(x, shape)
+    axes = _cutting(strategy, dims)
+    if not axes:
+        return emit.call(node.target, grad, x, local, scale, weight, wanted)
+    kept, grad = accumulated(emit, grad)
+    _, x = accumulated(emit, x)
+    normal = multiply(emit, x, scale)
+    weighted = multiply(emit, grad, weight)
+    along = mean_over(emit, multiply(emit, weighted, normal), dims, axes, math.prod(shape))
+    to_input = multiply(emit, subtract(emit, weighted, multiply(emit, normal, along)), scale)
+    return (
+        cast(emit, to_input, kept) if wanted[0] else None,
+        cast(emit, _summed(emit, multiply(emit, grad, normal), rows), kept) if wanted[1] else None,
     )
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
-    aten._softmax.default: _along(2, _lower_softmax),
-    aten._log_softmax.default: _along(2, _lower_softmax),
-    aten._softmax_backward_data.default: _along(1, _lower_softmax_backward, (frozenset({0}),)),
-    aten._log_softmax_backward_data.default: _along(1, _lower_softmax_backward, (frozenset({0}),)),
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten.native_layer_norm.default: _norm(2, _lower_layer_norm),
+    aten.native_layer_norm_backward.default: _norm_backward(2, _lower_layer_norm_backward),
+    aten._fused_rms_norm.default: _norm(1, _lower_rms_norm),
+    aten._fused_rms_norm_backward.default: _norm_backward(1, _lower_rms_norm_backward),
 }

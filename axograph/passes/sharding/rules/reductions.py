@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from axograph.passes.sharding.arguments import output_tensors, tensor_arguments
+from axograph.passes.sharding.arguments import argument, output_tensors, tensor_arguments
 from axograph.passes.sharding.rule import Rule, Strategy, Term
 
 aten = torch.ops.aten
@@ -23,21 +24,23 @@ def _sizes(tensor: torch.Tensor) -> dict[str, int]:
     return {f"d{dim}": size for dim, size in enumerate(tensor.shape)}
 
 
-def _reduction(node: fx.Node) -> Rule:
-    (argument,) = (a.meta["val"] for a in tensor_arguments(node))
-    dims = _reduced_dims(node, argument.dim())
-    keep = node.meta["val"].dim() == argument.dim() and argument.dim() > 0
-    names = _names(argument)
-    out: Term = tuple(() if d in dims else name for d, name in enumerate(names) if keep or d not in dims)
-    linear = (frozenset({0}),) if argument.is_floating_point() else ()
-    return Rule(inputs=(tuple(names),), outputs=(out,), sizes=_sizes(argument), linear=linear)
-
-
-def _reduced_dims(node: fx.Node, rank: int) -> set[int]:
-    given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+def _dims(node: fx.Node, name: str = "dim") -> list[int]:
+    """The dims that the argument of this name selects; all of them where it selects none."""
+    rank = tensor_arguments(node)[0].meta["val"].dim()
+    given = argument(node, name)
     if given is None or given == []:
-        return set(range(rank))
-    return {dim % rank for dim in ([given] if isinstance(given, int) else given)} if rank else set()
+        return list(range(rank))
+    return sorted({dim % rank for dim in ([given] if isinstance(given, int) else given)}) if rank else []
+
+
+def _reduction(node: fx.Node) -> Rule:
+    (tensor,) = (a.meta["val"] for a in tensor_arguments(node))
+    dims = _dims(node)
+    keep = node.meta["val"].dim() == tensor.dim()
+    names = _names(tensor)
+    out: Term = tuple(() if d in dims else name for d, name in enumerate(names) if keep or d not in dims)
+    linear = (frozenset({0}),) if tensor.is_floating_point() else ()
+    return Rule(inputs=(tuple(names),), outputs=(out,), sizes=_sizes(tensor), linear=linear)
 
 
 def _mean(node: fx.Node) -> Rule:
@@ -47,58 +50,82 @@ def _mean(node: fx.Node) -> Rule:
 def _lower_mean(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
     """The mean is the sum of the means of equal parts, divided by their number."""
     mean: fx.Node = emit.call(node.target, *args, **kwargs)
-    argument = tensor_arguments(node)[0].meta["val"]
-    summed = [f"d{dim}" for dim in _reduced_dims(node, argument.dim())]
-    parts = emit.grid.extent(strategy.axes(*summed))
+    parts = emit.grid.extent(strategy.axes(*_along(node)))
     return mean if parts == 1 else emit.call(aten.div.Scalar, mean, parts)
 
 
+def _along(node: fx.Node) -> list[str]:
+    """The factors that a reduction sums up."""
+    return [f"d{dim}" for dim in _dims(node)]
+
+
 def _maximum(node: fx.Node) -> Rule:
-    made = _reduction(node)
-    return replace(made, linear=(), reduction="max")
+    return replace(_reduction(node), linear=(), reduction="max")
 
 
 def _minimum(node: fx.Node) -> Rule:
-    made = _reduction(node)
-    argument = tensor_arguments(node)[0].meta["val"]
-    reduced = {f"d{dim}" for dim in _reduced_dims(node, argument.dim())}
-    return replace(made, linear=(), whole=frozenset(reduced))
+    return replace(_reduction(node), linear=(), whole=frozenset(_along(node)))
 
 
-def _along(position: int, default: Any = -1, linear: bool = False) -> Callable[[fx.Node], Rule]:
-    """An operator along the dim or dims in this argument: they are whole, the others free."""
+def _log_sum(node: fx.Node) -> Rule:
+    return replace(_reduction(node), linear=(), statistics=dict.fromkeys(_along(node), 2), lower=_lower_log_sum)
+
+
+def _lower_log_sum(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
+    """The largest of the parts' results, and the logarithm of the sum of what they are relative to it."""
+    local: fx.Node = emit.call(node.target, *args, **kwargs)
+    axes = strategy.axes(*_along(node))
+    if not axes:
+        return local
+    largest = emit.all_reduce(local, axes, "max")
+    largest = emit.call(aten.masked_fill.Scalar, largest, emit.call(aten.eq.Scalar, largest, -math.inf), 0)
+    total = emit.all_reduce(emit.call(aten.exp.default, emit.call(aten.sub.Tensor, local, largest)), axes, "sum")
+    return emit.call(aten.add.Tensor, largest, emit.call(aten.log.default, total))  # type: ignore[no-any-return]
+
+
+def _norm(node: fx.Node) -> Rule:
+    made = replace(_reduction(node), linear=())
+    if argument(node, "ord") <= 0:
+        return replace(made, whole=frozenset(_along(node)))
+    return replace(made, statistics=dict.fromkeys(_along(node), 1), lower=_lower_norm)
+
+
+def _lower_norm(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
+    """The norm of the norms of the parts."""
+    local: fx.Node = emit.call(node.target, *args, **kwargs)
+    axes, order = strategy.axes(*_along(node)), argument(node, "ord")
+    if not axes or math.isinf(order):
+        return emit.all_reduce(local, axes, "max")  # type: ignore[no-any-return]
+    total = emit.all_reduce(emit.call(aten.pow.Tensor_Scalar, local, order), axes, "sum")
+    return emit.call(aten.pow.Tensor_Scalar, total, 1 / order)  # type: ignore[no-any-return]
+
+
+def _working_along(name: str = "dim", linear: bool = False) -> Callable[[fx.Node], Rule]:
+    """An operator along the dims in the argument of this name: they are whole, the others free."""
 
     def rule(node: fx.Node) -> Rule:
-        argument: torch.Tensor = tensor_arguments(node)[0].meta["val"]
-        given: Any = node.args[position] if len(node.args) > position else node.kwargs.get("dim", default)
-        if given is None:
-            dims = set(range(argument.dim()))
-        else:
-            dims = {dim % max(argument.dim(), 1) for dim in ([given] if isinstance(given, int) else given)}
-        names = _names(argument)
-        outputs: list[Term | None] = []
-        for output in output_tensors(node):
-            if output is None:
-                outputs.append(None)
-            elif output.dim() == argument.dim():
-                outputs.append(
-                    tuple(() if output.shape[d] == 1 else _resized(d, d in dims) for d in range(output.dim()))
-                )
-            else:
-                outputs.append(tuple(name for d, name in enumerate(names) if d not in dims))
-        sizes = _sizes(argument)
-        for output, term in zip(output_tensors(node), outputs, strict=True):
-            if output is not None and term is not None and output.dim() == argument.dim():
-                sizes.update({dim[0]: output.shape[d] for d, dim in enumerate(term) if dim})
-        whole = frozenset(name for name in sizes if name.startswith("o") or int(name[1:]) in dims)
-        passes = (frozenset({0}),) if linear and argument.is_floating_point() else ()
-        return Rule(inputs=(tuple(names),), outputs=tuple(outputs), sizes=sizes, whole=whole, linear=passes)
+        tensor: torch.Tensor = tensor_arguments(node)[0].meta["val"]
+        dims = _dims(node, name)
+        sizes = _sizes(tensor)
+
+        def term(output: torch.Tensor) -> Term:
+            kept = range(tensor.dim())
+            if output.dim() != tensor.dim():
+                return tuple(name for d, name in enumerate(_names(tensor)) if d not in dims)
+            sizes.update({f"o{d}": output.shape[d] for d in dims})
+            named = (f"o{d}" if d in dims else f"d{d}" for d in kept)
+            return tuple((name,) if sizes[name] > 1 else () for name in named)
+
+        outputs = tuple(None if output is None else term(output) for output in output_tensors(node))
+        return Rule(
+            inputs=(tuple(_names(tensor)),),
+            outputs=outputs,
+            sizes=sizes,
+            whole=frozenset(f"{letter}{d}" for letter in "do" for d in dims),
+            linear=(frozenset({0}),) if linear and tensor.is_floating_point() else (),
+        )
 
     return rule
-
-
-def _resized(dim: int, worked_along: bool) -> tuple[str, ...]:
-    return (f"o{dim}",) if worked_along else (f"d{dim}",)
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
@@ -106,20 +133,38 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.mean.dim: _mean,
     aten.amax.default: _maximum,
     aten.amin.default: _minimum,
-    aten.cumsum.default: _along(1, linear=True),
-    aten.cumprod.default: _along(1),
-    aten.logcumsumexp.default: _along(1),
-    aten.argmax.default: _along(1, None),
-    aten.argmin.default: _along(1, None),
-    aten.max.dim: _along(1),
-    aten.min.dim: _along(1),
-    aten.sort.default: _along(1),
-    aten.sort.stable: _along(2),
-    aten.topk.default: _along(2),
-    aten.flip.default: _along(1, linear=True),
-    aten.roll.default: _along(2, None, linear=True),
-    aten.any.dim: _along(1),
-    aten.all.dim: _along(1),
-    aten.var_mean.correction: _along(1, None),
-    aten.logsumexp.default: _along(1),
+    aten.logsumexp.default: _log_sum,
+    aten.linalg_vector_norm.default: _norm,
+    aten.cumsum.default: _working_along(linear=True),
+    aten.flip.default: _working_along("dims", linear=True),
+    aten.roll.default: _working_along("dims", linear=True),
+    **{
+        op: _working_along()
+        for op in (
+            aten.cumprod.default,
+            aten.cummax.default,
+            aten.cummin.default,
+            aten.logcumsumexp.default,
+            aten.argmax.default,
+            aten.argmin.default,
+            aten.max.dim,
+            aten.min.dim,
+            aten.median.dim,
+            aten.kthvalue.default,
+            aten.sort.default,
+            aten.sort.stable,
+            aten.topk.default,
+            aten.any.default,
+            aten.any.dim,
+            aten.any.dims,
+            aten.all.default,
+            aten.all.dim,
+            aten.all.dims,
+            aten.prod.default,
+            aten.prod.dim_int,
+            aten.var.correction,
+            aten.std.correction,
+            aten.var_mean.correction,
+        )
+    },
 }

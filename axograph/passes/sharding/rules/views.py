@@ -1,10 +1,9 @@
-"""Rules of operators that move elements without computing: reshape, permute, expand, slice, concatenate, pad."""
+"""Rules of operators that show the same elements in another shape: reshape by common factors, permute, expand."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,10 +73,12 @@ def _reshape(node: fx.Node) -> Rule:
     if result.numel() == 0:
         return _nothing(argument, result)
     left, right, sizes = factorize(argument.shape, result.shape)
+    shared = {f for dim in left for f in dim} & {f for dim in right for f in dim}
     return Rule(
         inputs=(_terms(left),),
         outputs=(_terms(right),),
         sizes={f"f{i}": size for i, size in enumerate(sizes)},
+        whole=frozenset(f"f{i}" for i in range(len(sizes)) if i not in shared),
         linear=_passes(argument),
         is_view=True,
         lower=_lower_shaped,
@@ -144,191 +145,8 @@ def _expand(node: fx.Node) -> Rule:
     )
 
 
-def _blocks(whole: int, part: int) -> bool:
-    """Whether a dim is an even row of such parts."""
-    return part > 0 and whole % part == 0
-
-
-def _slice(node: fx.Node) -> Rule:
-    """A slice that is one of several equal blocks may be cut inside the blocks; any other dim of a slice is whole."""
-    (argument,) = (a.meta["val"] for a in tensor_arguments(node))
-    result: torch.Tensor = node.meta["val"]
-    dim, start, end, step = (*node.args[1:], 1)[:4]
-    assert isinstance(dim, int) and isinstance(start, int)
-    return _sliced(argument, result, dim, start, step == 1, _lower_slice)
-
-
-def _sliced(
-    whole: torch.Tensor, part: torch.Tensor, dim: int, start: int, dense: bool, lower: Any, backward: bool = False
-) -> Rule:
-    names = {"whole": _names(whole), "part": _names(part)}
-    sizes = {f"d{d}": size for d, size in enumerate(whole.shape)}
-    fixed: set[str] = set()
-    if dense and _blocks(whole.shape[dim], part.shape[dim]) and start % max(part.shape[dim], 1) == 0:
-        sizes |= {"block": whole.shape[dim] // part.shape[dim], f"d{dim}": part.shape[dim]}
-        fixed = {"block"}
-        names["whole"][dim] = tuple(f for f in ("block", f"d{dim}") if sizes[f] > 1)
-        names["part"][dim] = (f"d{dim}",) if part.shape[dim] > 1 else ()
-    else:
-        sizes |= {"part": part.shape[dim]}
-        fixed = {f"d{dim}", "part"}
-        names["part"][dim] = ("part",) if part.shape[dim] > 1 else ()
-    terms = (tuple(names["whole"]), tuple(names["part"]))
-    source, target = terms[::-1] if backward else terms
-    return Rule(
-        inputs=(source,),
-        outputs=(target,),
-        sizes=sizes,
-        whole=frozenset(fixed),
-        linear=_passes(whole),
-        is_view=not backward,
-        lower=lower,
-    )
-
-
-def _lower_slice(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
-    """Blocks keep their number, so a local block is found at the same place among shorter ones."""
-    placement = strategy.outputs[0]
-    assert placement is not None
-    x, dim, start, end, *step = args
-    was, now = node.meta["val"].shape[dim], placement.local_shape(emit.grid)[dim]
-    if was != now:
-        start, end = start // was * now, start // was * now + now
-    made: fx.Node = emit.call(aten.slice.Tensor, x, dim, start, end, *step)
-    return made
-
-
-def _slice_backward(node: fx.Node) -> Rule:
-    (argument,) = (a.meta["val"] for a in tensor_arguments(node))
-    _, _, dim, start, _, step = node.args
-    assert isinstance(dim, int) and isinstance(start, int)
-    dim %= argument.dim()
-    result: torch.Tensor = node.meta["val"]
-    return _sliced(result, argument, dim, start, step == 1, _lower_slice_backward, backward=True)
-
-
-def _lower_slice_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
-    placement = strategy.outputs[0]
-    assert placement is not None
-    grad, _, dim, start, end, step = args
-    was = tensor_arguments(node)[0].meta["val"].shape[dim]
-    now = grad.meta["val"].shape[dim]
-    if was != now:
-        start, end = start // was * now, start // was * now + now
-    made: fx.Node = emit.call(node.target, grad, list(placement.local_shape(emit.grid)), dim, start, end, step)
-    return made
-
-
-def _select(node: fx.Node) -> Rule:
-    (argument,) = (a.meta["val"] for a in tensor_arguments(node))
-    dim = int(node.args[1]) % argument.dim()  # type: ignore[arg-type]
-    names = _names(argument)
-    return Rule(
-        inputs=(tuple(names),),
-        outputs=(tuple(name for d, name in enumerate(names) if d != dim),),
-        sizes={f"d{d}": size for d, size in enumerate(argument.shape)},
-        whole=frozenset({f"d{dim}"}),
-        linear=_passes(argument),
-        is_view=True,
-    )
-
-
-def _select_backward(node: fx.Node) -> Rule:
-    (argument,) = (a.meta["val"] for a in tensor_arguments(node))
-    result: torch.Tensor = node.meta["val"]
-    dim = int(node.args[2]) % result.dim()  # type: ignore[arg-type]
-    names = _names(result)
-    return Rule(
-        inputs=(tuple(name for d, name in enumerate(names) if d != dim),),
-        outputs=(tuple(names),),
-        sizes={f"d{d}": size for d, size in enumerate(result.shape)},
-        whole=frozenset({f"d{dim}"}),
-        linear=_passes(argument),
-        lower=_lower_select_backward,
-    )
-
-
-def _lower_select_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
-    placement = strategy.outputs[0]
-    assert placement is not None
-    made: fx.Node = emit.call(node.target, args[0], list(placement.local_shape(emit.grid)), *args[2:])
-    return made
-
-
-def _cat(node: fx.Node) -> Rule:
-    """Equal pieces may be cut inside; unequal ones are whole along the dim they are joined on."""
-    pieces = [argument.meta["val"] for argument in tensor_arguments(node)]
-    result: torch.Tensor = node.meta["val"]
-    dim = int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % result.dim()  # type: ignore[arg-type]
-    terms = [_names(piece) if piece.dim() == result.dim() else [("empty",)] for piece in pieces]
-    out = _names(result)
-    sizes = {f"d{d}": size for d, size in enumerate(result.shape)} | {"empty": 1}
-    lengths = {piece.shape[dim] if piece.dim() == result.dim() else -1 for piece in pieces}
-    fixed = {"empty"}
-    if len(lengths) == 1:
-        sizes |= {"piece": len(pieces), f"d{dim}": lengths.pop()}
-        fixed |= {"piece"}
-        out[dim] = tuple(f for f in ("piece", f"d{dim}") if sizes[f] > 1)
-    else:
-        for i, piece in enumerate(pieces):
-            if piece.dim() == result.dim():
-                sizes[f"p{i}"] = piece.shape[dim]
-                terms[i][dim] = (f"p{i}",) if piece.shape[dim] > 1 else ()
-        fixed |= {name for name in sizes if name.startswith("p")} | {f"d{dim}"}
-    return Rule(
-        inputs=tuple(tuple(term) for term in terms),
-        outputs=(tuple(out),),
-        sizes=sizes,
-        whole=frozenset(fixed),
-        linear=(frozenset(range(len(pieces))),) if result.is_floating_point() else (),
-    )
-
-
-def _pad(node: fx.Node) -> Rule:
-    (argument,) = (a.meta["val"] for a in tensor_arguments(node))
-    result: torch.Tensor = node.meta["val"]
-    source, target = _names(argument), _names(result)
-    sizes = {f"d{d}": size for d, size in enumerate(argument.shape)}
-    fixed = set()
-    for dim, (was, now) in enumerate(zip(argument.shape, result.shape, strict=True)):
-        if was != now:
-            sizes[f"o{dim}"] = now
-            target[dim] = (f"o{dim}",) if now > 1 else ()
-            fixed |= {f"d{dim}", f"o{dim}"}
-    zero = len(node.args) < 3 or node.args[2] == 0
-    return Rule(
-        inputs=(tuple(source),),
-        outputs=(tuple(target),),
-        sizes=sizes,
-        whole=frozenset(fixed),
-        linear=_passes(argument) if zero else (),
-    )
-
-
-def _triangle(node: fx.Node) -> Rule:
-    """The last two dims are whole: which elements stay depends on their positions."""
-    made = _permute_like(node)
-    rank = node.meta["val"].dim()
-    return replace(made, whole=frozenset({f"d{rank - 1}", f"d{rank - 2}"}))
-
-
-def _permute_like(node: fx.Node) -> Rule:
-    (argument,) = (a.meta["val"] for a in tensor_arguments(node))
-    term = tuple(_names(argument))
-    sizes = {f"d{d}": size for d, size in enumerate(argument.shape)}
-    return Rule(inputs=(term,), outputs=(term,), sizes=sizes, linear=_passes(argument))
-
-
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.reshape.default: _reshape,
     aten.permute.default: _permute,
     aten.expand.default: _expand,
-    aten.slice.Tensor: _slice,
-    aten.slice_backward.default: _slice_backward,
-    aten.select.int: _select,
-    aten.select_backward.default: _select_backward,
-    aten.cat.default: _cat,
-    aten.constant_pad_nd.default: _pad,
-    aten.tril.default: _triangle,
-    aten.triu.default: _triangle,
 }
