@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from axograph.capture.program import Program
 from axograph.capture.listing import listing
+from axograph.capture.program import Program
 
 
 @runtime_checkable

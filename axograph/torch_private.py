@@ -89,6 +89,14 @@ def describe_output(described: Any) -> tuple[str, str | int] | None:
     raise NotImplementedError(f"an output of kind {described}")
 
 
+def data_dependent_errors() -> tuple[type[Exception], ...]:
+    """What is raised where the contents of a tensor would decide how a trace goes on."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+
+
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:
     """The leaves of registered containers, and the structure around them."""
     from torch.utils import _pytree
@@ -124,9 +132,14 @@ def strided_shard(dim: int, split_factor: int) -> Any:
 
 def collective_op(name: str) -> Any:
     """An operator of functional collectives, such as `all_reduce`, with an asynchronous start and explicit wait."""
-    import torch.distributed._functional_collectives  # noqa: F401  registers the operators
+    import torch.distributed._functional_collectives  # registers the operators
 
     return getattr(torch.ops._c10d_functional, name).default
+
+
+def keeps_graph() -> bool:
+    """Inside a backward pass: whether it was started with `retain_graph=True`, and may run again."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
 
 
 def self_test() -> list[str]:
@@ -149,10 +162,12 @@ def self_test() -> list[str]:
             if not is_fake(torch.empty(2)):
                 broken.append("the fake tensor mode makes real tensors")
         strided_shard(0, 3)
+        keeps_graph()
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
                      "wait_tensor"):  # fmt: skip
             collective_op(name)
         _decompositions()
+        data_dependent_errors()
     except (ImportError, AttributeError, TypeError) as error:
         broken.append(str(error))
     return broken

@@ -36,6 +36,15 @@ DTYPE_NAMES = {
 """Element types as placements print them."""
 
 
+def tensor_text(tensor: torch.Tensor) -> str:
+    """The type of a tensor, as printed.
+
+    >>> tensor_text(torch.ones(2, 3))
+    'f32[2, 3]'
+    """
+    return f"{DTYPE_NAMES.get(tensor.dtype, tensor.dtype)}{list(tensor.shape)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One placeholder of the graph, in order."""
@@ -55,7 +64,7 @@ class Output:
 
     kind: OutputKind
     target: str | int
-    """The index of a user output; the name of a buffer; the parameter's name or the user input's index of a gradient."""
+    """The index of a user output; the name of a buffer; for a gradient, the parameter's name or the input's index."""
     placement: Placement | None = None
     """Where the value must lie; None before the sharding pass."""
 

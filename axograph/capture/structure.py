@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import enum
+import hashlib
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,8 +111,18 @@ def _leaf_key(leaf: _Slot | _Constant | _Object) -> str:
     if isinstance(leaf, _Slot):
         return "*"
     if isinstance(leaf, _Constant):
-        return repr(leaf.value)
+        return _constant_key(leaf.value)
     return f"{type(leaf.value).__qualname__}({', '.join(f'{n}={s.key}' for n, s in leaf.attributes)})"
+
+
+def _constant_key(value: Any) -> str:
+    """A text that tells constants apart by what they hold. An object of unknown contents is equal to itself alone."""
+    if isinstance(value, _PLAIN) or callable(value):
+        return repr(value)
+    try:
+        return f"{type(value).__qualname__}({hashlib.sha256(pickle.dumps(value)).hexdigest()})"
+    except Exception:  # whatever keeps it from being pickled
+        return f"{type(value).__qualname__}({id(value)})"
 
 
 def _count(structure: Structure) -> int:

@@ -6,20 +6,28 @@ The module is run once on fake tensors, so that neither its size nor its device 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import fx, nn
 
-from axograph.capture.program import FACTS, Facts, Input, Output, Program
+from axograph.capture.program import FACTS, Facts, Input, Output, Program, tensor_text
 from axograph.capture.structure import Structure
 from axograph.errors import CaptureError
-from axograph.torch_private import describe_input, describe_output, export_joint, fake_tensor_mode
+from axograph.torch_private import (
+    data_dependent_errors,
+    describe_input,
+    describe_output,
+    export_joint,
+    fake_tensor_mode,
+)
 
 Differentiable = Literal["loss", "all"]
 """Which outputs gradients are taken of: the floating-point scalars where there are any, or all floating-point ones."""
@@ -27,6 +35,16 @@ Differentiable = Literal["loss", "all"]
 _TORCH_FOLDER = str(Path(inspect.getfile(torch)).parent)
 _OWN_FOLDER = str(Path(__file__).parent.parent)
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the flat list of outputs is."""
+
+    structure: Structure
+    differentiable: tuple[int, ...]
+    assigned: tuple[str, ...]
+    """The buffers whose new values follow the outputs."""
 
 
 class _Flat(nn.Module):
@@ -37,7 +55,7 @@ class _Flat(nn.Module):
         model: nn.Module,
         inputs: Structure,
         differentiable: Differentiable,
-        tell: Callable[[Structure, tuple[int, ...]], None],
+        tell: Callable[[_Told], None],
     ) -> None:
         super().__init__()
         self.model = model
@@ -47,12 +65,14 @@ class _Flat(nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.inputs.unflatten(tensors)
+        before = _buffers(self.model)
         found, outputs = Structure.flatten(self.model(*args, **kwargs))
+        assigned = _assigned(before, _buffers(self.model))
         floats = [i for i, t in enumerate(found) if t.requires_grad]
         losses = [i for i in floats if found[i].dim() == 0]
         kept = losses if self.differentiable == "loss" and losses else floats
-        self.tell(outputs, tuple(kept))
-        return tuple(t if i in kept else t.detach() for i, t in enumerate(found))
+        self.tell(_Told(outputs, tuple(kept), tuple(assigned)))
+        return (*(t if i in kept else t.detach() for i, t in enumerate(found)), *assigned.values())
 
 
 def capture(
@@ -71,9 +91,10 @@ def capture(
     tensors, structure = Structure.flatten((tuple(args), dict(kwargs or {})))
     device = torch.device(device) if device is not None else _device(model)
     mode = fake_tensor_mode()
-    seen: list[tuple[Structure, tuple[int, ...]]] = []
-    flat = _Flat(model, structure, differentiable, lambda *outputs: seen.append(outputs))
-    with _fake_state(model, mode, device), contextlib.ExitStack() as stack:
+    seen: list[_Told] = []
+    flat = _Flat(model, structure, differentiable, seen.append)
+    plain = torch.autograd.graph.saved_tensors_hooks(_same, _same)  # those of the caller are not for the capture
+    with _fake_state(model, mode, device), plain, contextlib.ExitStack() as stack:
         fakes = tuple(_fake(tensor, mode, device) for tensor in tensors)
         try:
             exported = torch.export.export(flat, fakes, strict=False).module(check_guards=False)
@@ -81,9 +102,12 @@ def capture(
         except CaptureError:
             raise
         except Exception as error:
-            raise _refusal(model, error) from error
-    outputs, kept = seen[0]
-    return _program(joint, structure, outputs, kept, model)
+            raise _refusal(model, tensors, error) from error
+    return _program(joint, structure, seen[0], model)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -106,7 +130,8 @@ def _fake_state(model: nn.Module, mode: Any, device: torch.device) -> Iterator[N
     saved: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
         for module in model.modules():
-            for table in (module._parameters, module._buffers):
+            tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for table in tables:
                 for name, tensor in list(table.items()):
                     if tensor is None:
                         continue
@@ -115,56 +140,43 @@ def _fake_state(model: nn.Module, mode: Any, device: torch.device) -> Iterator[N
                         is_parameter = isinstance(tensor, nn.Parameter)
                         fakes[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
                     saved.append((table, name, tensor))
-                    table[name] = fakes[id(tensor)]  # type: ignore[assignment]
+                    table[name] = fakes[id(tensor)]
         yield
     finally:
         for table, name, tensor in saved:
             table[name] = tensor
 
 
-def _program(
-    joint: fx.GraphModule, inputs: Structure, outputs: Structure, differentiable: tuple[int, ...], model: nn.Module
-) -> Program:
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {
+        f"{path}.{name}".lstrip("."): b
+        for path, m in model.named_modules()
+        for name, b in m._buffers.items()
+        if b is not None
+    }
+
+
+def _assigned(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The buffers that a model replaced, as in `self.buffer = new`, rather than changed in place."""
+    found = {name: after[name].detach() for name, old in before.items() if name in after and after[name] is not old}
+    for name, new in found.items():
+        if (new.shape, new.dtype) != (before[name].shape, before[name].dtype):
+            raise TypeError(f"buffer {name} was {tensor_text(before[name])} and is replaced by {tensor_text(new)}")
+    return found
+
+
+def _program(joint: fx.GraphModule, inputs: Structure, told: _Told, model: nn.Module) -> Program:
     """Rewrite the exported graph with flat placeholders, constants as inputs, and our facts on each node."""
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
-    table: list[Input] = []
-    constants: dict[str, torch.Tensor] = {}
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    first_name = _first_names(model)
-    declared: dict[tuple[str, str | int], fx.Node] = {}
+    names = _first_names(model)
+    table = _inputs(joint, graph, made, model, names)
+    constants = _constants(joint, graph, made)
+    table += [Input(kind="constant", target=name) for name in constants]
     for node in joint.graph.nodes:
-        if node.op == "placeholder":
-            kind, target = describe_input(node)
-            name = first_name.get(_without_wrapper(target), "") if isinstance(target, str) else target
-            if (kind, name) not in declared:
-                declared[kind, name] = graph.placeholder(_placeholder_name(kind, name))
-                trains = kind == "parameter" and name not in frozen
-                table.append(Input(kind=kind, target=name, requires_grad=trains))  # type: ignore[arg-type]
-                declared[kind, name].meta = {"val": node.meta["val"]}
-            made[node] = declared[kind, name]
-    for node in joint.graph.nodes:
-        if node.op == "get_attr" and node.target not in constants:
-            constants[node.target] = getattr(joint, node.target)
-            with graph.inserting_before(_first_call(graph)):
-                placeholder = graph.placeholder(node.target.lstrip("_"))
-            placeholder.meta = {"val": constants[node.target]}
-            table.append(Input(kind="constant", target=node.target))
-        if node.op == "get_attr":
-            made[node] = next(n for n in graph.nodes if n.name == node.target.lstrip("_"))
-        elif node.op == "call_function":
+        if node.op == "call_function":
             made[node] = graph.node_copy(node, made.__getitem__)
-    results: list[fx.Node | None] = []
-    kinds: list[Output] = []
-    output = joint.graph.output_node()
-    for result, described in zip(output.args[0], output.meta["desc"], strict=True):
-        what = describe_output(described)
-        if what is None or (what[0] == "gradient" and result is None):
-            continue
-        kind, target = what
-        name = first_name.get(_without_wrapper(target), "") if isinstance(target, str) else target
-        kinds.append(Output(kind=kind, target=name))  # type: ignore[arg-type]
-        results.append(made[result] if isinstance(result, fx.Node) else None)
+    results, kinds = _outputs(joint, made, names, told)
     graph.output(tuple(results))
     _record_facts(graph)
     return Program(
@@ -172,10 +184,69 @@ def _program(
         inputs=tuple(table),
         outputs=tuple(kinds),
         input_structure=inputs,
-        output_structure=outputs,
+        output_structure=told.structure,
         constants=constants,
-        differentiable=differentiable,
+        differentiable=told.differentiable,
     )
+
+
+def _inputs(
+    joint: fx.GraphModule, graph: fx.Graph, made: dict[fx.Node, fx.Node], model: nn.Module, names: dict[str, str]
+) -> list[Input]:
+    """Declare each parameter, buffer, user input and tangent once; tied parameters are one input."""
+    table: list[Input] = []
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    declared: dict[tuple[str, str | int], fx.Node] = {}
+    for node in joint.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        kind, target = describe_input(node)
+        name = names.get(_without_wrapper(target), "") if isinstance(target, str) else target
+        if (kind, name) not in declared:
+            declared[kind, name] = graph.placeholder(_placeholder_name(kind, name))
+            declared[kind, name].meta = {"val": node.meta["val"]}
+            trains = kind == "parameter" and name not in frozen
+            table.append(Input(kind=kind, target=name, requires_grad=trains))  # type: ignore[arg-type]
+        made[node] = declared[kind, name]
+    return table
+
+
+def _constants(joint: fx.GraphModule, graph: fx.Graph, made: dict[fx.Node, fx.Node]) -> dict[str, torch.Tensor]:
+    """Declare the tensors that the model made or holds outside its buffers, by name."""
+    found: dict[str, torch.Tensor] = {}
+    declared: dict[str, fx.Node] = {}
+    for node in joint.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        name = str(node.target)
+        if name not in found:
+            held: Any = functools.reduce(getattr, name.split("."), joint)
+            found[name] = held
+            declared[name] = graph.placeholder(_placeholder_name("constant", name.lstrip("_")))
+            declared[name].meta = {"val": found[name]}
+        made[node] = declared[name]
+    return found
+
+
+def _outputs(
+    joint: fx.GraphModule, made: dict[fx.Node, fx.Node], names: dict[str, str], told: _Told
+) -> tuple[list[fx.Node | None], list[Output]]:
+    """The results, and what each of them is."""
+    results: list[fx.Node | None] = []
+    kinds: list[Output] = []
+    output = joint.graph.output_node()
+    returned: Any = output.args[0]
+    for result, described in zip(returned, output.meta["desc"], strict=True):
+        what = describe_output(described)
+        if what is None or (what[0] == "gradient" and result is None):
+            continue
+        kind, target = what
+        name = names.get(_without_wrapper(target), "") if isinstance(target, str) else target
+        if kind == "user" and int(target) >= told.structure.count:
+            kind, name = "buffer", names[told.assigned[int(target) - told.structure.count]]
+        kinds.append(Output(kind=kind, target=name))  # type: ignore[arg-type]
+        results.append(made[result] if isinstance(result, fx.Node) else None)
+    return results, kinds
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -186,10 +257,6 @@ def _first_names(model: nn.Module) -> dict[str, str]:
         for name, tensor in named:
             names[name] = first.setdefault(id(tensor), name)
     return names
-
-
-def _first_call(graph: fx.Graph) -> fx.Node:
-    return next((node for node in graph.nodes if node.op != "placeholder"), next(iter(graph.nodes)))
 
 
 def _placeholder_name(kind: str, target: str | int) -> str:
@@ -241,16 +308,42 @@ def _is_model_code(file: str) -> bool:
     return not file.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))
 
 
-def _refusal(model: nn.Module, error: Exception) -> CaptureError:
+def _refusal(model: nn.Module, tensors: Sequence[torch.Tensor], error: Exception) -> CaptureError:
+    name = type(model).__name__
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    rule, remedy = _ON_CONTENTS if _asks_for_contents(error) else _ON_INPUTS
+    return CaptureError(
+        f"{name} cannot be captured as one graph",
+        asked=f"the joint graph of {name}, for the inputs {', '.join(map(tensor_text, tensors)) or '(none)'}",
+        given=f"{_line_of(error) or 'a line inside torch'}\n{type(error).__name__}: {reason}",
+        rule=rule,
+        remedy=remedy,
+    )
+
+
+_ON_CONTENTS = (
+    "the model's operations depend on shapes and Python values, never on the contents of tensors",
+    "replace the branch by torch.where or torch.cond, .item() by tensor arithmetic, and a Python loop over values by "
+    "one over shapes",
+)
+_ON_INPUTS = (
+    "the model itself accepts the inputs, and torch.export can follow what it does with them",
+    "call the unmodified model on these inputs; if it accepts them, torch.export.export(model, inputs, strict=False) "
+    "tells what it cannot follow",
+)
+
+
+def _asks_for_contents(error: BaseException) -> bool:
+    """Whether an error came from a fake tensor that was asked for what it contains."""
+    while error is not None:
+        if isinstance(error, data_dependent_errors()) or "data-dependent" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return False
+
+
+def _line_of(error: Exception) -> str:
+    """The innermost line of the model's own that an error came through."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_model_code(f.filename)]
     inside = [f for f in frames if "forward" in f.name] or frames
-    line = f"{inside[-1].filename}:{inside[-1].lineno}, {inside[-1].line}" if inside else source_line(str(error))
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    return CaptureError(
-        f"{type(model).__name__} cannot be captured as one graph",
-        asked=f"the joint graph of {type(model).__name__}, for inputs of these shapes",
-        given=f"{line or 'a line outside the model'}\n{type(error).__name__}: {reason}",
-        rule="the model's operations depend on shapes and Python values, never on the contents of tensors",
-        remedy="replace the branch by torch.where or torch.cond, .item() by tensor arithmetic, and a Python loop over "
-        "values by one over shapes",
-    )
+    return f"{inside[-1].filename}:{inside[-1].lineno}, {inside[-1].line}" if inside else source_line(str(error))

@@ -84,7 +84,7 @@ class Compiler:
         return not has_loss
 
     def _batch_dims(self, tensors: Sequence[torch.Tensor], structure: Structure) -> dict[int, int | None]:
-        """The dim of each input that carries the batch: as told, or dim 0 where it has the size of the first input's."""
+        """The dim of each input that carries the batch: as told, or dim 0 where it has the first input's size."""
         names = [path.partition(".")[2] for path in structure.paths()]
         unknown = sorted(set(self.batch_dims) - set(names))
         if unknown:
@@ -101,5 +101,5 @@ class Compiler:
         found: dict[int, int | None] = {}
         for i, tensor in enumerate(tensors):
             has_it = bool(sizes) and tensor.dim() > 0 and tensor.shape[0] == sizes[0]
-            found[i] = told[i] if i in told else (0 if has_it else None)
+            found[i] = told.get(i, 0 if has_it else None)
         return found

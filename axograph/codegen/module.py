@@ -49,6 +49,15 @@ class ParallelModule(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["_wrapped"], name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what a copy compiles for itself."""
+        fresh: dict[str, Any] = {"_compiled": {}, "_wide": set(), "_stages": Stages(), "_latest": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | fresh
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._lock = threading.Lock()
+
     @property
     def plan(self) -> Plan:
         """What the sharding pass decided for the latest call."""
@@ -93,10 +102,12 @@ class ParallelModule(nn.Module):
         self._engine.adopt(self._wrapped, program.plan.parameters)
         self._compiler.stored.update(program.plan.parameters)
 
+        shapes = [torch.empty_like(t, device="meta").requires_grad_(t.requires_grad) for t in tensors]
+
         def widen() -> Compiled:
             self._wide.add(key)
             with torch.enable_grad():
-                return self._compile(key, tensors, structure)
+                return self._compile(key, shapes, structure)
 
         compiled = Compiled(program, self._engine, self._wrapped, widen)
         self._compiled[key] = compiled
@@ -108,9 +119,9 @@ class ParallelModule(nn.Module):
             structure.key,
             tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors),
             tuple(module.training for module in self._wrapped.modules()),
-            tuple(parameter.requires_grad for parameter in self._wrapped.parameters()),
+            tuple((p.shape, p.dtype, p.device, p.requires_grad) for p in self._wrapped.parameters()),
             torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+            tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")),
         )
 
     def train(self, mode: bool = True) -> ParallelModule:

@@ -1,7 +1,8 @@
 """The pass `split`: the joint graph becomes a forward and a backward graph, with what one saves for the other.
 
 What backward needs is saved as it is, with two exceptions that are made again: views, which cost nothing, and what
-follows from parameters alone (a gathered weight is gathered again, so that only its shard lives in between).
+follows from parameters alone (a gathered weight is gathered again, so that only its shard lives in between). Buffers
+are saved too: another call may change them in between.
 """
 
 from __future__ import annotations
@@ -64,14 +65,20 @@ def _ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) ->
 def _saved(program: Program, forward: set[fx.Node], gradients: Sequence[fx.Node | None]) -> list[fx.Node]:
     """The values of the forward graph that backward is given, in the order of the graph."""
     again = _from_parameters(program)
+    declared = zip(program.placeholders(), program.inputs, strict=True)
+    buffers = {node for node, about in declared if about.kind == "buffer"}
     found: set[fx.Node] = set()
     seen: set[fx.Node] = set()
     waiting = [node for node in gradients if node is not None]
     while waiting:
         node = waiting.pop()
-        if node in seen or node.op == "placeholder":
+        if node in seen:
             continue
         seen.add(node)
+        if node.op == "placeholder":
+            if node in buffers:
+                found.add(node)
+            continue
         whole = isinstance(node.meta.get("val"), torch.Tensor)
         if node in forward and whole and node not in again and node.target not in _VIEWS:
             found.add(node)
@@ -102,11 +109,12 @@ def _half(
 ) -> Program:
     """The part of a program that makes these results, given the saved values."""
     members = _ancestors((node for node, _ in results), saved)
+    ends = set(saved)
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     inputs: list[Input] = []
     for node, declared in zip(program.placeholders(), program.inputs, strict=True):
-        if node in members:
+        if node in members and node not in ends:
             made[node] = graph.node_copy(node)
             inputs.append(declared)
     for i, node in enumerate(saved):

@@ -45,8 +45,8 @@ def join_parts(stacked: torch.Tensor, placement: Placement, grid: Grid) -> torch
     split = stacked.reshape([*(grid[axis] for axis in cut), *local])
     places: list[int] = []
     inner = iter(range(len(cut), len(cut) + len(local)))
-    for axis in index:
-        places.append(cut.index(axis) if axis is not None else next(inner))
+    for along in index:
+        places.append(cut.index(along) if along is not None else next(inner))
     return split.permute(places).reshape(placement.shape)
 
 
