@@ -7,7 +7,9 @@ process groups.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -31,6 +33,27 @@ class LocalEmitter(Emitter):
         self.grid = grid
         self.coordinates: dict[str, fx.Node] = {}
         """The placeholder with this rank's position along each axis: a scalar i64."""
+        self._made: dict[Any, Any] = {}
+        """What each different call made, as a fake value: identical layers ask again and again."""
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Emit one operator; its fake result is that of an earlier call with arguments of the same kind, if any."""
+        key = (op, _kind((args, kwargs)))
+        made = self._made.get(key)
+        if made is None:
+            with self._mode():
+                node = super().call(op, *args, **kwargs)
+            self._made[key] = node.meta["val"]
+            return node
+        node = self.graph.create_node("call_function", op, args, kwargs, name=op._schema.name.partition("::")[2])
+        node.meta["val"] = made
+        self._inherit(node)
+        return node
+
+    def _mode(self) -> Any:
+        """The mode of the graph's inputs, so that factories make fake tensors too."""
+        first = next(iter(self.graph.nodes), None)
+        return getattr(first.meta["val"], "fake_mode", nullcontext()) if first is not None else nullcontext()
 
     def coordinate(self, axes: tuple[str, ...]) -> fx.Node:
         """This rank's position along several axes together, the first being outermost; a scalar."""
@@ -167,6 +190,19 @@ class LocalEmitter(Emitter):
 
     def _contiguous(self, x: fx.Node) -> fx.Node:
         return self.call(aten.contiguous.default, x)
+
+
+def _kind(argument: Any) -> Any:
+    """All that the result of a call depends on: of tensors shape, strides, type and device; of the rest the value."""
+    if isinstance(argument, fx.Node):
+        return _kind(argument.meta["val"])
+    if isinstance(argument, torch.Tensor):
+        return (tuple(argument.shape), argument.stride(), argument.dtype, argument.device)
+    if isinstance(argument, list | tuple):
+        return tuple(_kind(item) for item in argument)
+    if isinstance(argument, dict):
+        return tuple((key, _kind(item)) for key, item in argument.items())
+    return (type(argument), repr(argument))
 
 
 def _around(placement: Placement, atom: Atom, grid: Grid) -> tuple[int, int, int]:

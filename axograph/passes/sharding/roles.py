@@ -30,6 +30,8 @@ class Roles:
     batch_axes: tuple[str, ...]
     """The axes that cut the batch wherever it is, in cut order."""
     batch: frozenset[Spot]
+    batch_atoms: Mapping[Value, tuple[int, int]]
+    """For each tensor with the batch, the first (dim, atom) that is it."""
     kept_whole: frozenset[Spot] = frozenset()
     """The dims that attention needs whole (positions, features of a head): cutting them elsewhere saves nothing."""
     notes: tuple[str, ...] = ()
@@ -46,8 +48,7 @@ class Roles:
 
     def batch_atom(self, value: Value) -> tuple[int, int] | None:
         """The (dim, atom) of a tensor that is the batch."""
-        found = [(dim, atom) for at, dim, atom in self.batch if at == value]
-        return min(found) if found else None
+        return self.batch_atoms.get(value)
 
     def feature_factors(self, node: fx.Node, options: Options) -> tuple[str, ...]:
         """The factors of an operator that have nothing of the batch."""
@@ -75,13 +76,24 @@ def find_roles(
         if dim is not None:
             starts.append(((node, 0), dim, 0))
             size = atoms[node, 0][dim][0]
-    batch: set[Spot] = set(starts)
-    for start in starts:
-        if start in links:
-            batch |= nx.node_connected_component(links, start)
-    whole: set[Spot] = set()
-    for spot in _kept_whole(options):
-        whole |= nx.node_connected_component(links, spot) if spot in links else {spot}
+    batch, whole = _spread(links, set(starts)), _spread(links, set(_kept_whole(options)))
+    axes, notes = _batch_axes(scheme, grid, size)
+    batch_atoms = {value: (dim, atom) for value, dim, atom in sorted(batch, key=lambda spot: spot[1:], reverse=True)}
+    kept = frozenset() if notes else whole
+    return Roles(batch_axes=axes, batch=batch, batch_atoms=batch_atoms, kept_whole=kept, notes=tuple(notes))
+
+
+def _spread(links: nx.Graph[Spot], starts: set[Spot]) -> frozenset[Spot]:
+    """These spots and all that are linked to them."""
+    found = set(starts)
+    for component in nx.connected_components(links):
+        if not starts.isdisjoint(component):
+            found |= component
+    return frozenset(found)
+
+
+def _batch_axes(scheme: Scheme, grid: Grid, size: int) -> tuple[tuple[str, ...], list[str]]:
+    """The axes that take a batch of this size, in cut order, and why others do not."""
     axes: list[str] = []
     notes: list[str] = []
     for axis in scheme.batch_axes:
@@ -93,9 +105,7 @@ def find_roles(
             taken = f" already cut by {' and '.join(axes)}" if axes else ""
             what = f"the batch of {size}{taken}" if size else "an input without a batch dim"
             notes.append(f"{axis}={grid[axis]} does not divide {what}; it cuts other dims where that is cheapest")
-    ordered = tuple(axis for axis in CUT_ORDER if axis in axes)
-    kept = frozenset() if notes else frozenset(whole)
-    return Roles(batch_axes=ordered, batch=frozenset(batch), kept_whole=kept, notes=tuple(notes))
+    return tuple(axis for axis in CUT_ORDER if axis in axes), notes
 
 
 def _kept_whole(options: Mapping[fx.Node, Options]) -> Iterable[Spot]:

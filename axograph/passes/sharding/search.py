@@ -9,6 +9,7 @@ compute and of reshards is minimised exactly, by variable elimination.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -96,8 +97,11 @@ class Search:
 
     def _ends(self) -> None:
         """Members for what goes in and out. A gradient lies as its parameter does, a tangent as its output."""
+        parameters = self._parameter_keys()
         for node, declared in self.survey.placeholders.items():
             key: Hashable = ("user output" if declared.kind == "tangent" else declared.kind, declared.target)
+            if declared.kind == "parameter":
+                key = parameters[declared.target]
             self.member_of[node] = key
             self.counts[key] += 1
             if key not in self.members:
@@ -105,13 +109,28 @@ class Search:
         for index, (result, output) in enumerate(zip(self.survey.results, self.survey.program.outputs, strict=True)):
             key = ("user output", output.target) if output.kind == "user" else ("result", index)
             if output.kind == "gradient" and isinstance(output.target, str):
-                key = ("parameter", output.target)
+                key = parameters[output.target]
             self.results.append(key)
             if key not in self.members and result is not None:
                 value = resolve(result)
                 whole = output.kind != "user" or tensor_of(value).dim() == 0
                 states = [place(self.survey.atoms[value])] if whole else self.states.output(value)
                 self.members[key] = Member.tensor(key, states)
+
+    def _parameter_keys(self) -> dict[str | int, Hashable]:
+        """A key for each parameter, equal for the same one of identical layers: its users and gradient are the same."""
+        keys: dict[str | int, Hashable] = {}
+        gradients = self.survey.gradients()
+        for node, declared in self.survey.placeholders.items():
+            if declared.kind != "parameter":
+                continue
+            name = str(declared.target)
+            users = tuple((self.member_of.get(user), at) for user, at in self.survey.users.get((node, 0), ()))
+            maker, output = gradients.get(name, (None, 0))
+            made = (self.member_of.get(maker) if maker is not None else None, output)
+            what = (self.survey.atoms[node, 0], node.meta["val"].dtype, self.survey.stored.get(name))
+            keys[name] = ("parameter", re.sub(r"\d+", "#", name), what, users, made)
+        return keys
 
     def _share(self) -> None:
         """Add a variable for each tensor with several users: where it lies for all of them."""

@@ -97,6 +97,14 @@ class Survey:
                 users[resolve(result)].append((output, -1 - i))
         return users
 
+    def gradients(self) -> dict[str | int, Value]:
+        """What makes the gradient of each parameter, by name."""
+        return {
+            declared.target: resolve(result)
+            for result, declared in zip(self.results, self.program.outputs, strict=True)
+            if declared.kind == "gradient" and isinstance(declared.target, str) and result is not None
+        }
+
     def keys(self) -> dict[fx.Node, Hashable]:
         """A key for each operator, equal for operators at the same place of identical layers.
 
