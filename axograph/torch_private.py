@@ -25,6 +25,13 @@ def fake_tensor_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def outside_fake_mode() -> Any:
+    """A context in which the caller's own fake tensor mode, if there is one, is not active."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no storage because it is fake."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -161,6 +168,9 @@ def self_test() -> list[str]:
         with fake_tensor_mode():
             if not is_fake(torch.empty(2)):
                 broken.append("the fake tensor mode makes real tensors")
+            with outside_fake_mode():
+                if is_fake(torch.empty(2)):
+                    broken.append("the fake tensor mode cannot be left")
         strided_shard(0, 3)
         keeps_graph()
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",

@@ -27,6 +27,7 @@ from axograph.torch_private import (
     describe_output,
     export_joint,
     fake_tensor_mode,
+    outside_fake_mode,
 )
 
 Differentiable = Literal["loss", "all"]
@@ -94,7 +95,7 @@ def capture(
     seen: list[_Told] = []
     flat = _Flat(model, structure, differentiable, seen.append)
     plain = torch.autograd.graph.saved_tensors_hooks(_same, _same)  # those of the caller are not for the capture
-    with _fake_state(model, mode, device), plain, contextlib.ExitStack() as stack:
+    with outside_fake_mode(), _fake_state(model, mode, device), plain, contextlib.ExitStack() as stack:
         fakes = tuple(_fake(tensor, mode, device) for tensor in tensors)
         try:
             exported = torch.export.export(flat, fakes, strict=False).module(check_guards=False)
