@@ -68,9 +68,10 @@ class LocalEmitter(Emitter):
         axes = tuple(axis for axis in axes if self.grid[axis] > 1)
         if not axes:
             return x
-        start = self.call(collective_op("all_reduce"), x, kind, ".".join(axes))
-        self._describe(start, "all_reduce", axes, x)
-        return self.call(collective_op("wait_tensor"), start)
+        sent, dtype = self._sendable(x)
+        start = self.call(collective_op("all_reduce"), sent, kind, ".".join(axes))
+        self._describe(start, "all_reduce", axes, sent)
+        return self._received(self.call(collective_op("wait_tensor"), start), dtype)
 
     def reshard(self, x: fx.Node, source: Placement, path: Path, reason: str) -> fx.Node:
         """The tensor at the end of the path, through all its steps."""
@@ -154,9 +155,10 @@ class LocalEmitter(Emitter):
         count = self.grid[axis]
         stacked, part = self._stacked(x, before, atom, count)
         flat = self._shaped(stacked, [count * part[0], *part[1:]])
-        start = self.call(collective_op("reduce_scatter_tensor"), flat, kind, count, axis)
-        self._describe(start, "reduce_scatter", (axis,), x)
-        return self._shaped(self.call(collective_op("wait_tensor"), start), part)
+        sent, dtype = self._sendable(flat)
+        start = self.call(collective_op("reduce_scatter_tensor"), sent, kind, count, axis)
+        self._describe(start, "reduce_scatter", (axis,), sent)
+        return self._shaped(self._received(self.call(collective_op("wait_tensor"), start), dtype), part)
 
     def _all_to_all(self, x: fx.Node, before: Placement, source: Atom, target: Atom, axis: str) -> fx.Node:
         """Cut another atom than before: gather one while giving away parts of the other."""
@@ -165,7 +167,7 @@ class LocalEmitter(Emitter):
         sent, dtype = self._sendable(stacked)
         splits = [1] * count
         start = self.call(collective_op("all_to_all_single"), sent, splits, splits, axis)
-        self._describe(start, "all_to_all", (axis,), x)
+        self._describe(start, "all_to_all", (axis,), sent)
         received = self._received(self.call(collective_op("wait_tensor"), start), dtype)
         dim = source[0]
         outer, size, inner = _around(before, source, self.grid)
@@ -176,13 +178,17 @@ class LocalEmitter(Emitter):
         return result
 
     def _sendable(self, x: fx.Node) -> tuple[fx.Node, torch.dtype]:
-        """Booleans travel as bytes."""
+        """Booleans travel as bytes, complex numbers as pairs of real ones."""
         dtype: torch.dtype = x.meta["val"].dtype
+        if dtype.is_complex:
+            return self.call(aten.view_as_real.default, x), dtype
         if dtype == torch.bool:
             return self.call(aten._to_copy.default, x, dtype=torch.uint8), dtype
         return x, dtype
 
     def _received(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        if dtype.is_complex:
+            return self.call(aten.view_as_complex.default, x)
         return x if x.meta["val"].dtype == dtype else self.call(aten._to_copy.default, x, dtype=dtype)
 
     def _shaped(self, x: fx.Node, shape: list[int]) -> fx.Node:
