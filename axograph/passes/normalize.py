@@ -54,7 +54,7 @@ def _refuse_random(node: fx.Node) -> None:
 def _draws(node: fx.Node) -> bool:
     """Attention operators carry a dropout probability and are random only where it is not zero."""
     probability = argument(node, "dropout_p")
-    return probability is None or probability != 0.0  # type: ignore[no-any-return]
+    return probability is None or probability != 0.0
 
 
 def _visit(emit: Emitter, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node | None:

@@ -25,7 +25,7 @@ def _terms(node: fx.Node) -> tuple[Term, tuple[Term, ...], Term, dict[str, int],
     given = argument(node, "indices")
     table: torch.Tensor = argument(node, "self").meta["val"]
     indices = [index.meta["val"] for index in given if index is not None]
-    shape = torch.broadcast_tensors(*indices)[0].shape
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))  # type: ignore[no-untyped-call]
     at = [d for d, index in enumerate(given) if index is not None]
     names, broadcast = _named("d", table.shape, table.dim()), _named("i", shape, len(shape))
     kept = [name for d, name in enumerate(names) if d not in at]

@@ -96,8 +96,8 @@ def sample(
     return Sample(text, op, args, kwargs, divided or {}, tolerance, device, reference)
 
 
-class Bench:
-    """One operator as a program, with the tensors that go into it."""
+class Call:
+    """A call of one operator as a program, with the tensors that go into it."""
 
     def __init__(self, sample: Sample) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -120,24 +120,8 @@ class Bench:
         fakes = fx.map_arg((self.node.args, self.node.kwargs), lambda node: node.meta["val"])
         with mode:
             self.node.meta["val"] = sample.op(*fakes[0], **fakes[1])
-        self.rule: Rule = rule_of(self.node)
-        self.options = self._options(graph, given)
+        self.given = given
         self.program = self._program(graph)
-        self.expected = self._compute() if sample.device == "cpu" else []
-
-    def _options(self, graph: fx.Graph, given: list[fx.Node]) -> Options:
-        """The options of the operator, where its tensors are also seen as divided."""
-        views = {}
-        for i, shape in self.sample.divided.items():
-            view = graph.call_function(aten.reshape.default, (given[i], list(shape)))
-            view.meta["val"] = given[i].meta["val"].reshape(shape)
-            views[view] = rule_of(view)
-        atoms = find_atoms(graph, {self.node: self.rule, **views})
-        for view in views:
-            graph.erase_node(view)
-        inputs = tuple(atoms[argument, 0] for argument in tensor_arguments(self.node))
-        outputs = tuple(None if t is None else atoms[self.node, i] for i, t in enumerate(self.rule.outputs))
-        return Options(self.rule, inputs, outputs)
 
     def _program(self, graph: fx.Graph) -> Program:
         made = output_tensors(self.node)
@@ -159,7 +143,7 @@ class Bench:
             constants={},
         )
 
-    def _compute(self) -> list[torch.Tensor]:
+    def expected(self) -> list[torch.Tensor]:
         """The results of the operator on whole tensors."""
         compute = self.sample.reference or self.sample.op
         result = compute(*self.args, **self.kwargs)
@@ -167,11 +151,38 @@ class Bench:
         fakes = output_tensors(self.node)
         return [tensor for tensor, fake in zip(every, fakes, strict=True) if fake is not None]
 
+
+class Bench(Call):
+    """A call whose operator is run in the ways that its rule allows."""
+
+    def __init__(self, sample: Sample) -> None:
+        super().__init__(sample)
+        self.rule: Rule = rule_of(self.node)
+        self.options = self._options()
+        self.whole = self.expected() if sample.device == "cpu" else []
+
+    def _options(self) -> Options:
+        """The options of the operator, where its tensors are also seen as divided."""
+        graph, given = self.program.graph, self.given
+        views = {}
+        for i, shape in self.sample.divided.items():
+            view = graph.call_function(aten.reshape.default, (given[i], list(shape)))
+            view.meta["val"] = given[i].meta["val"].reshape(shape)
+            views[view] = rule_of(view)
+        atoms = find_atoms(graph, {self.node: self.rule, **views})
+        for view in views:
+            graph.erase_node(view)
+        inputs = tuple(atoms[argument, 0] for argument in tensor_arguments(self.node))
+        outputs = tuple(None if t is None else atoms[self.node, i] for i, t in enumerate(self.rule.outputs))
+        return Options(self.rule, inputs, outputs)
+
     def pairs(self) -> Iterator[tuple[Grid, Strategy]]:
-        """Every pair of choices for two axes of two ranks, and every pair of real choices for axes of four and two."""
+        """Every pair of choices for two like axes; for axes of 4 and 2, each choice for both, and with the next one."""
         choices = self.options.choices()
         yield from self._each(Grid(2, 2, 1, 1), combinations_with_replacement(choices, 2), ("x", "y"))
-        yield from self._each(Grid(4, 1, 1, 2), product(choices[1:], repeat=2), ("x", "data"))
+        cuts = choices[1:]
+        unlike = [*((cut, cut) for cut in cuts), *zip(cuts, [*cuts[1:], *cuts[:1]], strict=True)]
+        yield from self._each(Grid(4, 1, 1, 2), unlike if len(cuts) > 1 else unlike[:1], ("x", "data"))
 
     def _each(
         self, grid: Grid, chosen: Iterable[tuple[Choice, ...]], axes: Sequence[str]
@@ -199,7 +210,7 @@ class Bench:
         stacked = [stack(virtual, t, p) for t, p in zip(self.tensors, strategy.inputs, strict=True)]
         coordinates = [virtual.coordinate(str(i.target)) for i in local.inputs if i.kind == "coordinate"]
         results = virtual.run(local.graph_module, [*stacked, *coordinates])
-        for expected, found, output in zip(self.expected, results, local.outputs, strict=True):
+        for expected, found, output in zip(self.whole, results, local.outputs, strict=True):
             assert found is not None
             assert output.placement is not None
             yield expected, reduced(found, output.placement, grid), output.placement
