@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import fx
 
 from axograph.capture.program import DTYPE_NAMES, Program, facts, values
@@ -48,9 +50,9 @@ def _type(node: fx.Node) -> str:
         local = f"{name}{list(tensor.shape)}"
         placed = placements[i] if i < len(placements) else None
         if placed is not None:
-            placement = placed.simplified()
+            placement = replace(placed.simplified(), dtype=name)
             same = placement.shape == tuple(tensor.shape) and not placement.partial
-            texts.append(local if same else f"{name}{placement} -> {local}")
+            texts.append(local if same else f"{placement} -> {local}")
         else:
             texts.append(local)
     return texts[0] if len(texts) == 1 else f"({'; '.join(texts)})"
