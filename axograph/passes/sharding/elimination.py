@@ -127,7 +127,7 @@ class _Relaxed:
 
 def _relax(problem: Problem, alive: Alive, largest: int) -> _Relaxed:
     if any(len(states) == 0 for states in alive.values()):
-        return _Relaxed(alive, {}, math.inf, math.inf, None, 1, 0)
+        return _Relaxed(alive, dict.fromkeys(alive, 0), math.inf, math.inf, None, 1, 0)
     settled, tables = _without_settled(problem, alive)
     buckets = _Buckets({name: len(states) for name, states in alive.items()}, tables, largest)
     bound = settled + buckets.eliminate()

@@ -9,7 +9,6 @@ compute and of reshards is minimised exactly, by variable elimination.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from axograph.capture.program import DTYPE_NAMES
 from axograph.cost_model.protocol import CostModel
 from axograph.passes.sharding.arguments import Value, resolve, tensor_of
 from axograph.passes.sharding.elimination import Problem, Solution, minimize
+from axograph.passes.sharding.repeats import unnumbered
 from axograph.passes.sharding.reshard import Codes, Resharder
 from axograph.passes.sharding.roles import Roles
 from axograph.passes.sharding.rule import Rule, Strategy
@@ -129,7 +129,7 @@ class Search:
             maker, output = gradients.get(name, (None, 0))
             made = (self.member_of.get(maker) if maker is not None else None, output)
             what = (self.survey.atoms[node, 0], node.meta["val"].dtype, self.survey.stored.get(name))
-            keys[name] = ("parameter", re.sub(r"\d+", "#", name), what, users, made)
+            keys[name] = ("parameter", unnumbered(name), what, users, made)
         return keys
 
     def _share(self) -> None:

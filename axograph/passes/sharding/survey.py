@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from torch import fx
 
-from axograph.capture.program import Input, Program, facts
+from axograph.capture.program import Input, Program
 from axograph.grid import Grid
 from axograph.passes.sharding.arguments import Value, is_pick, resolve, tensor_arguments
-from axograph.passes.sharding.atoms import Atoms, find_atoms, terms
+from axograph.passes.sharding.atoms import Atoms, find_atoms
 from axograph.passes.sharding.partners import Partner, find_partners
+from axograph.passes.sharding.repeats import operator_keys
 from axograph.passes.sharding.roles import Roles, find_roles
 from axograph.passes.sharding.rule import Rule
 from axograph.passes.sharding.rules import rule_of
@@ -106,24 +106,6 @@ class Survey:
         }
 
     def keys(self) -> dict[fx.Node, Hashable]:
-        """A key for each operator, equal for operators at the same place of identical layers.
-
-        The place is the module's path without its numbers, and how many such operators came before in that module.
-        Additions of gradients belong to no module; their place is where their arguments come from.
-        """
-        keys: dict[fx.Node, Hashable] = {}
-        numbers: dict[Hashable, int] = {}
-        counted: Counter[Hashable] = Counter()
-        for node in self.nodes:
-            about = facts(node)
-            atoms = tuple(self.atoms[value] for value, _ in terms(node, self.rules[node]))
-            if about.path:
-                here = (about.path, about.phase, str(node.target))
-                counted[here] += 1
-                place_: Hashable = (re.sub(r"\d+", "#", about.path), about.phase, counted[here])
-            else:
-                sources = [resolve(argument) for argument in tensor_arguments(node)]
-                place_ = tuple((numbers.get(keys.get(maker), maker.name), output) for maker, output in sources)
-            keys[node] = (place_, str(node.target), atoms, str(self.rules[node]))
-            numbers.setdefault(keys[node], len(numbers))
-        return keys
+        """A key for each operator, equal for operators at the same place of identical layers."""
+        forward = {node: partner.forward for node, partner in self.partners.items()}
+        return operator_keys(self.rules, self.atoms, forward)
