@@ -41,9 +41,7 @@ def test_the_captured_graph_computes_outputs_gradients_and_buffers() -> None:
     arguments = [
         given[i.kind](str(i.target)).detach().clone() if i.kind in given else found[i.kind] for i in program.inputs
     ]
-    results = dict(
-        zip([(o.kind, o.target) for o in program.outputs], program.graph_module(*arguments), strict=True)
-    )
+    results = dict(zip([(o.kind, o.target) for o in program.outputs], program.graph_module(*arguments), strict=True))
     right = model(x)
     right.backward(tangent)
     torch.testing.assert_close(results["user", 0], right)
