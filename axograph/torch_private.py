@@ -7,8 +7,8 @@ expect them and still take the arguments that we pass.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,14 +39,18 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def export_joint(stack: ExitStack, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> fx.GraphModule:
+def export_joint(
+    stack: ExitStack, module: torch.nn.Module, args: tuple[torch.Tensor, ...], decompositions: Mapping[Any, Any]
+) -> fx.GraphModule:
     """The forward and, where gradients are on, backward aten graph of an exported module, functionalised.
 
-    Placeholders and outputs carry descriptors, read by `describe_input` and `describe_output`.
+    Placeholders and outputs carry descriptors, read by `describe_input` and `describe_output`. Losses are taken apart
+    as torch does it, where `decompositions` does not say otherwise.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    joint = aot_export_joint_with_descriptors(stack, module, args, {}, decompositions=_decompositions())
+    table = {**_decompositions(), **decompositions}
+    joint = aot_export_joint_with_descriptors(stack, module, args, {}, decompositions=table)
     graph_module: fx.GraphModule = joint.graph_module
     return graph_module
 
@@ -55,8 +59,11 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import get_decompositions
 
     aten = torch.ops.aten
-    return get_decompositions([aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward,
-                               aten.nll_loss2d_backward])  # fmt: skip
+    losses = ("nll_loss_forward", "nll_loss2d_forward", "mse_loss", "mse_loss_backward", "smooth_l1_loss",
+              "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "soft_margin_loss",
+              "soft_margin_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward",
+              "binary_cross_entropy_with_logits")  # fmt: skip
+    return get_decompositions([getattr(aten, name) for name in losses])
 
 
 def describe_input(node: fx.Node) -> tuple[str, str | int]:
@@ -144,6 +151,18 @@ def collective_op(name: str) -> Any:
     return getattr(torch.ops._c10d_functional, name).default
 
 
+@contextmanager
+def quiet_vmap() -> Iterator[None]:
+    """A context in which `torch.vmap` does not warn about operators that it runs in a loop."""
+    from torch._C import _functorch
+
+    _functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        _functorch._set_vmap_fallback_warning_enabled(True)
+
+
 def keeps_graph() -> bool:
     """Inside a backward pass: whether it was started with `retain_graph=True`, and may run again."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
@@ -173,6 +192,8 @@ def self_test() -> list[str]:
                     broken.append("the fake tensor mode cannot be left")
         strided_shard(0, 3)
         keeps_graph()
+        with quiet_vmap():
+            pass
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
                      "wait_tensor"):  # fmt: skip
             collective_op(name)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
+from axograph.capture.losses import LOSSES
 from axograph.capture.program import FACTS, Facts, Input, Output, Program, tensor_text
 from axograph.capture.structure import Structure
 from axograph.errors import CaptureError
@@ -99,7 +100,7 @@ def capture(
         fakes = tuple(_fake(tensor, mode, device) for tensor in tensors)
         try:
             exported = torch.export.export(flat, fakes, strict=False).module(check_guards=False)
-            joint = export_joint(stack, exported, fakes)
+            joint = export_joint(stack, exported, fakes, LOSSES)
         except CaptureError:
             raise
         except Exception as error:

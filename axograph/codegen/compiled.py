@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from axograph.capture.program import Input, Output, Program
 from axograph.errors import UnsupportedError
 from axograph.placement import Placement
 from axograph.runtime.engine import Engine, Runner
+from axograph.torch_private import keeps_graph
 
 
 @dataclass(slots=True)
@@ -26,14 +27,20 @@ class Compiled:
     """Compiles the same call with gradients of all outputs, for a loss that uses more of them than expected."""
     forward: Runner = field(init=False)
     backward: Runner | None = field(init=False)
+    shown: frozenset[int] = field(init=False)
+    """Which saved values the user also holds, as outputs or buffers: these might be changed in place before backward."""
     constants: dict[str, Any] = field(init=False)
     coordinates: dict[str, Any] = field(init=False)
+    changed: frozenset[str | int] = field(init=False)
+    """The buffers that a call changes: it works on copies, as backward may need them as they were."""
 
     def __post_init__(self) -> None:
         _refuse_mutated_leaves(self.program)
         self.forward = self.engine.bind(self.program.graph_module)
+        self.changed = frozenset(o.target for o in self.program.outputs if o.kind == "buffer")
         behind = self.program.backward
         self.backward = self.engine.bind(behind.graph_module) if behind is not None else None
+        self.shown = _shown(self.program)
         declared = [*self.program.inputs, *(behind.inputs if behind is not None else ())]
         self.constants = {
             str(i.target): self.engine.place(self.program.constants[str(i.target)], _lies(i))
@@ -83,11 +90,12 @@ class Compiled:
         return self.program.input_structure.count
 
     def run_backward(
-        self, tensors: Sequence[torch.Tensor], saved: Sequence[Any], tangents: Sequence[torch.Tensor | None]
+        self, tensors: Sequence[torch.Tensor], saved: list[Any], tangents: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor | None]:
         """The gradient of each of the tensors, None where it has none."""
         behind = self.program.backward
-        assert behind is not None and self.backward is not None
+        assert behind is not None
+        assert self.backward is not None
         values = self._values(behind.inputs, tensors, saved, tangents)
         by_target = {target: position for position, target in enumerate(self._targets(len(tensors)))}
         gradients: list[torch.Tensor | None] = [None] * len(tensors)
@@ -106,14 +114,17 @@ class Compiled:
         self,
         inputs: Sequence[Input],
         tensors: Sequence[torch.Tensor],
-        saved: Sequence[Any] = (),
+        saved: list[Any] | None = None,
         tangents: Sequence[torch.Tensor | None] = (),
     ) -> list[Any]:
+        """The values of the placeholders. Saved ones are taken out of their list: their last holder is the result."""
         given = dict(zip(self._targets(len(tensors)), tensors, strict=True))
         values: list[Any] = []
         for declared in inputs:
             if declared.kind == "saved":
+                assert saved is not None
                 values.append(saved[int(declared.target)])
+                saved[int(declared.target)] = None
             elif declared.kind == "constant":
                 values.append(self.constants[str(declared.target)])
             elif declared.kind == "coordinate":
@@ -124,11 +135,36 @@ class Compiled:
                     tensor = given[declared.target]
                 elif declared.kind == "buffer":
                     tensor = self.model.get_buffer(str(declared.target))
+                    if declared.target in self.changed:
+                        tensor = tensor.clone()
                 elif declared.kind == "tangent":
                     tensor = tangents[int(declared.target)]
                 assert tensor is not None
                 values.append(self.engine.place(tensor.detach(), _lies(declared)))
         return values
+
+
+_VIEWS = {
+    torch.ops.aten.reshape.default,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.expand.default,
+    torch.ops.aten.slice.Tensor,
+}
+
+
+def _shown(program: Program) -> frozenset[int]:
+    """The saved values that are buffers or outputs of the model, or share their storage with one."""
+
+    def base(node: fx.Node) -> fx.Node:
+        while node.target in _VIEWS:
+            node = node.all_input_nodes[0]
+        return node
+
+    pairs = list(zip(program.results(), program.outputs, strict=True))
+    outputs = {base(node) for node, declared in pairs if node is not None and declared.kind == "user"}
+    outputs |= {n for n, i in zip(program.placeholders(), program.inputs, strict=True) if i.kind == "buffer"}
+    saved = [(node, declared) for node, declared in pairs if declared.kind == "saved"]
+    return frozenset(int(declared.target) for node, declared in saved if node is not None and base(node) in outputs)
 
 
 def _lies(declared: Input | Output) -> Placement:
@@ -137,11 +173,12 @@ def _lies(declared: Input | Output) -> Placement:
 
 
 def _refuse_mutated_leaves(program: Program) -> None:
+    names = program.input_structure.paths()
     for declared in program.outputs:
         if declared.kind == "mutation" and program.backward is not None:
             raise UnsupportedError(
                 "the model changes one of its inputs in place while gradients are taken",
-                asked=f"input {program.input_structure.paths()[int(declared.target)]} changed in place",
+                asked=f"input {names[int(declared.target)].partition('.')[2]} changed in place",
                 given="a call with gradients enabled",
                 rule="an input may be changed in place only where no gradient goes through it",
                 remedy="clone the input in the model's forward before changing it",
@@ -153,23 +190,25 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, compiled: Compiled, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        changed = [declared.target for declared in compiled.program.outputs if declared.kind == "buffer"]
-        ctx.buffers = {name: compiled.model.get_buffer(str(name)).clone() for name in changed}
+        ctx.buffers = {str(name): compiled.model.get_buffer(str(name)).clone() for name in compiled.changed}
         outputs, saved = compiled.run_forward(tensors)
+        outputs = _own(outputs, [*tensors, *saved])
         ctx.compiled = compiled
         ctx.count = len(tensors)
-        ctx.save_for_backward(*tensors, *saved)
+        shown = compiled.shown
+        ctx.save_for_backward(*tensors, *(value for i, value in enumerate(saved) if i in shown))
+        ctx.saved = {i: value for i, value in enumerate(saved) if i not in shown}
         ctx.set_materialize_grads(False)
         ctx.outputs = [(t.shape, t.dtype, t.device) for t in outputs]
         ctx.mark_non_differentiable(*(t for t in outputs if not (t.is_floating_point() or t.is_complex())))
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise _second_derivative()
         compiled: Compiled = ctx.compiled
-        kept = ctx.saved_tensors
-        tensors, saved = kept[: ctx.count], kept[ctx.count :]
+        tensors, saved = _taken(ctx)
         asked = {i for i, tangent in enumerate(tangents) if tangent is not None}
         if not asked <= set(compiled.program.differentiable):
             compiled, saved = _widened(compiled, tensors, ctx.buffers)
@@ -180,9 +219,44 @@ class _Run(torch.autograd.Function):
         return (None, *compiled.run_backward(tensors, saved, complete))
 
 
+def _taken(ctx: Any) -> tuple[Sequence[torch.Tensor], list[Any]]:
+    """The tensors of the call and the saved values; unless the graph is kept, these are now the caller's alone."""
+    kept = ctx.saved_tensors
+    if ctx.saved is None:
+        raise RuntimeError("backward ran a second time through a call whose saved values are freed; "
+                           "pass retain_graph=True to the first")  # fmt: skip
+    values = dict(ctx.saved)
+    if not keeps_graph():
+        ctx.saved = None
+    values |= zip(sorted(ctx.compiled.shown), kept[ctx.count :], strict=True)
+    return kept[: ctx.count], [values[i] for i in range(len(values))]
+
+
+def _own(outputs: Sequence[torch.Tensor], kept: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs as tensors that the user may change in place; those that are needed for backward stay protected."""
+    plain = (torch.Tensor, nn.Parameter)
+    needed = {t.untyped_storage().data_ptr() for t in kept if type(t) in plain}
+    return [
+        torch.ops.aten._unsafe_view.default(t, list(t.shape))
+        if type(t) is torch.Tensor and t.untyped_storage().data_ptr() not in needed
+        else t
+        for t in outputs
+    ]
+
+
+def _second_derivative() -> UnsupportedError:
+    return UnsupportedError(
+        "the gradients of a parallel module cannot be differentiated again",
+        asked="backward(create_graph=True), or autograd.grad with it",
+        given="a program whose backward half has no derivative of its own",
+        rule="first derivatives only",
+        remedy="create_graph=False; retain_graph=True where only the same gradients are wanted again",
+    )
+
+
 def _widened(
     compiled: Compiled, tensors: Sequence[torch.Tensor], buffers: dict[str, torch.Tensor]
-) -> tuple[Compiled, Sequence[Any]]:
+) -> tuple[Compiled, list[Any]]:
     """The program with gradients of all outputs, and what its forward saves, run again on the same inputs."""
     wide = compiled.widen()
     after = {name: compiled.model.get_buffer(name).clone() for name in buffers}

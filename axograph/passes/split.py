@@ -13,18 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from axograph.capture.program import Input, Output, Program
+from axograph.capture.program import Input, Output, Program, value
+from axograph.passes.sharding.arguments import is_pick
 
 aten = torch.ops.aten
 
-_VIEWS = {
-    aten.reshape.default,
-    aten.permute.default,
-    aten.expand.default,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.contiguous.default,
-}
+_VIEWS = {aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +35,7 @@ class Split:
         behind = [(result, declared) for result, declared in pairs if declared.kind == "gradient"]
         if not behind:
             return _half(program, ahead, (), "Forward")
-        forward = _ancestors(result for result, _ in ahead)
+        forward = _with_picks(_ancestors(result for result, _ in ahead))
         saved = _saved(program, forward, [result for result, _ in behind])
         kept = [*ahead, *((node, Output(kind="saved", target=i)) for i, node in enumerate(saved))]
         first = _half(program, kept, (), "Forward")
@@ -62,6 +56,11 @@ def _ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) ->
     return found
 
 
+def _with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
+    """These nodes, and all that picks one of their outputs: what an operator makes for backward is made forward."""
+    return nodes | {user for node in nodes for user in node.users if is_pick(user)}
+
+
 def _saved(program: Program, forward: set[fx.Node], gradients: Sequence[fx.Node | None]) -> list[fx.Node]:
     """The values of the forward graph that backward is given, in the order of the graph."""
     again = _from_parameters(program)
@@ -80,11 +79,24 @@ def _saved(program: Program, forward: set[fx.Node], gradients: Sequence[fx.Node 
                 found.add(node)
             continue
         whole = isinstance(node.meta.get("val"), torch.Tensor)
-        if node in forward and whole and node not in again and node.target not in _VIEWS:
+        if node in forward and whole and node not in again and not _is_view(node):
             found.add(node)
         else:
             waiting += node.all_input_nodes
     return [node for node in program.graph.nodes if node in found]
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node moves no data. A reshape moves some where the strides do not allow a view."""
+    if node.target is aten.contiguous.default:
+        return value(node.all_input_nodes[0]).is_contiguous()
+    if node.target is not aten.reshape.default:
+        return node.target in _VIEWS
+    try:
+        value(node.all_input_nodes[0]).view(node.args[1])  # type: ignore[arg-type]
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def _from_parameters(program: Program) -> set[fx.Node]:

@@ -12,9 +12,10 @@ from torch import fx, nn
 from axograph.capture.program import Program
 from axograph.grid import Grid
 from axograph.placement import Placement
+from axograph.runtime.boxed import boxed
 
-Runner = Callable[[Sequence[Any]], Sequence[Any]]
-"""Half of a program: the values of its placeholders in, its results out."""
+Runner = Callable[[list[Any]], Sequence[Any]]
+"""Half of a program: the values of its placeholders in, its results out. It empties the list that it is given."""
 
 
 class Engine(Protocol):
@@ -91,8 +92,7 @@ class OneRank:
 
     def bind(self, module: fx.GraphModule) -> Runner:
         """Call the generated code."""
-        forward = module.forward
-        return lambda inputs: forward(*inputs)
+        return boxed(module.graph)
 
     def place(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
         """The tensor itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,6 +17,7 @@ from axograph.errors import GridError
 from axograph.grid import CUT_ORDER, Grid
 from axograph.placement import Placement
 from axograph.runtime.agreement import agree, shared_failure
+from axograph.runtime.boxed import Boxed, boxed
 from axograph.runtime.parts import local_part
 from axograph.torch_private import collective_op, local_tensor, move_shard, strided_shard
 
@@ -46,6 +47,10 @@ class ProcessGrid:
         self.mesh = DeviceMesh(device.type, ranks.reshape(shape), mesh_dim_names=CUT_ORDER)
         self._groups: dict[str, str] = {}
         self._collectives = {collective_op(name): at for name, at in _GROUP_ARGUMENT.items()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessGrid:
+        """A copy of a module runs on the same process groups."""
+        return self
 
     def take_over(self, model: nn.Module) -> None:
         """Make every parameter a DTensor, at first a copy on each rank; parameters and buffers are those of rank 0."""
@@ -98,7 +103,7 @@ class ProcessGrid:
         """An error on one rank reaches all."""
         return shared_failure()
 
-    def bind(self, module: fx.GraphModule) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    def bind(self, module: fx.GraphModule) -> Boxed:
         """Put the names of process groups in the places of the names of axes."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(module.graph, {}))
@@ -108,8 +113,7 @@ class ProcessGrid:
                 arguments = list(node.args)
                 arguments[at] = self._group(str(arguments[at]))
                 node.args = tuple(arguments)
-        bound = fx.GraphModule(torch.nn.Module(), graph)
-        return lambda inputs: bound(*inputs)
+        return boxed(graph)
 
     def _group(self, axes: str) -> str:
         """The process group along these axes. All ranks ask for the same groups in the same order."""

@@ -20,7 +20,7 @@ from axograph.capture.program import Program
 from axograph.grid import CUT_ORDER, Grid
 from axograph.placement import Placement
 from axograph.runtime.parts import join_parts, stack_parts
-from axograph.torch_private import collective_op
+from axograph.torch_private import collective_op, quiet_vmap
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,9 @@ class VirtualGrid:
             collective_op("wait_tensor"): lambda x: x,
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VirtualGrid, (self.grid,)
+
     def take_over(self, model: nn.Module) -> None:
         """Nothing to do."""
 
@@ -61,9 +64,13 @@ class VirtualGrid:
         """Nothing to do."""
         return nullcontext()
 
-    def bind(self, module: fx.GraphModule) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    def bind(self, module: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         """Run the graph on stacked values."""
-        return lambda inputs: self.run(module, inputs)
+
+        def run(inputs: list[Any]) -> Sequence[Any]:
+            return self.run(module, inputs)
+
+        return run
 
     def returned(self, value: torch.Tensor, placement: Placement) -> torch.Tensor:
         """The global tensor of a result."""
@@ -92,22 +99,24 @@ class VirtualGrid:
         last = _last_uses(module.graph)
         given = iter(inputs)
         results: list[torch.Tensor | None] = []
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = _Stacked(next(given))
-            elif node.op == "call_function":
-                values[node] = self._call(node, values)
-            elif node.op == "output":
-                returned: Any = node.args[0]
-                results = [None if r is None else self._stacked(values[r]) for r in returned]
-            for used in last.get(node, ()):
-                del values[used]
+        with quiet_vmap():
+            for node in module.graph.nodes:
+                if node.op == "placeholder":
+                    values[node] = _Stacked(next(given))
+                elif node.op == "call_function":
+                    values[node] = self._call(node, values)
+                elif node.op == "output":
+                    returned: Any = node.args[0]
+                    results = [None if r is None else self._stacked(values[r]) for r in returned]
+                for used in last.get(node, ()):
+                    del values[used]
         return results
 
     def _call(self, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         if node.target is operator.getitem:
-            return args[0][args[1]]
+            values_made: Any = args[0]
+            return values_made[args[1]]
         collective = self.collectives.get(node.target)
         if collective is not None:
             return _Stacked(collective(self._stacked(args[0]), *args[1:]))
@@ -148,7 +157,7 @@ class VirtualGrid:
     def _reduce_scatter(self, x: torch.Tensor, kind: str, count: int, group: str) -> torch.Tensor:
         dim = CUT_ORDER.index(group)
         summed = self._spread(x).sum(dim)
-        parts = summed.unflatten(len(CUT_ORDER) - 1, (count, -1))
+        parts = summed.reshape(*summed.shape[: len(CUT_ORDER) - 1], count, -1, *summed.shape[len(CUT_ORDER) :])
         return self._joined(parts.movedim(len(CUT_ORDER) - 1, dim).contiguous())
 
     def _all_to_all(self, x: torch.Tensor, sent: list[int], received: list[int], group: str) -> torch.Tensor:
