@@ -1,4 +1,4 @@
-"""`simplify`, before and after: equal nodes become one, views of views one view, a product and its bias one operator."""
+"""`simplify`, before and after: of equal nodes one, of views of views one view, of a product and its bias one operator."""
 
 from __future__ import annotations
 
