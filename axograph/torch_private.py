@@ -154,18 +154,17 @@ def collective_op(name: str) -> Any:
 @contextmanager
 def quiet_vmap() -> Iterator[None]:
     """A context in which `torch.vmap` does not warn about operators that it runs in a loop."""
-    from torch._C import _functorch
-
-    _functorch._set_vmap_fallback_warning_enabled(False)
+    warn: Callable[[bool], None] = vars(torch._C._functorch)["_set_vmap_fallback_warning_enabled"]
+    warn(False)
     try:
         yield
     finally:
-        _functorch._set_vmap_fallback_warning_enabled(True)
+        warn(True)
 
 
 def keeps_graph() -> bool:
     """Inside a backward pass: whether it was started with `retain_graph=True`, and may run again."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())  # type: ignore[attr-defined]
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def self_test() -> list[str]:
@@ -199,6 +198,6 @@ def self_test() -> list[str]:
             collective_op(name)
         _decompositions()
         data_dependent_errors()
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, KeyError, TypeError) as error:
         broken.append(str(error))
     return broken

@@ -28,7 +28,7 @@ class Compiled:
     forward: Runner = field(init=False)
     backward: Runner | None = field(init=False)
     shown: frozenset[int] = field(init=False)
-    """Which saved values the user also holds, as outputs or buffers: these might be changed in place before backward."""
+    """Which saved values the user also holds, as outputs or buffers: they might be changed in place before backward."""
     constants: dict[str, Any] = field(init=False)
     coordinates: dict[str, Any] = field(init=False)
     changed: frozenset[str | int] = field(init=False)

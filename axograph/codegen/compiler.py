@@ -13,8 +13,8 @@ from torch import nn
 from axograph.capture.program import Program
 from axograph.capture.structure import Structure
 from axograph.capture.trace import capture
+from axograph.codegen.batch_dims import batch_dims
 from axograph.cost_model.protocol import CostModel
-from axograph.errors import InputError
 from axograph.grid import Grid
 from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
@@ -57,15 +57,16 @@ class Compiler:
         stages.add(first)
         for observe in self.observers:
             observe(first)
-        return run(program, self.passes(program, tensors, structure), stages, self.observers)
+        dims = batch_dims(self.batch_dims, model, tensors, structure)
+        return run(program, self.passes(program, dims), stages, self.observers)
 
-    def passes(self, program: Program, tensors: Sequence[torch.Tensor], structure: Structure) -> Sequence[Pass]:
+    def passes(self, program: Program, dims: Mapping[int, int | None]) -> Sequence[Pass]:
         """The passes after capture, as the user's pipeline changed them."""
         shard = Shard(
             grid=self.grid,
             cost_model=self.cost_model,
             scheme=self.scheme,
-            batch_dims=self._batch_dims(tensors, structure),
+            batch_dims=dims,
             full_outputs=self._full_outputs(program),
             stored=dict(self.stored),
         )
@@ -82,24 +83,3 @@ class Compiler:
             for node in shapes.values()
         )
         return not has_loss
-
-    def _batch_dims(self, tensors: Sequence[torch.Tensor], structure: Structure) -> dict[int, int | None]:
-        """The dim of each input that carries the batch: as told, or dim 0 where it has the first input's size."""
-        names = [path.partition(".")[2] for path in structure.paths()]
-        unknown = sorted(set(self.batch_dims) - set(names))
-        if unknown:
-            raise InputError(
-                f"batch_dims names an input that there is not: {unknown[0]!r}",
-                asked=f"batch_dims={dict(self.batch_dims)!r}",
-                given=f"the inputs {', '.join(names)}",
-                rule="each name is a keyword, or the position, of a tensor in the call",
-                remedy="correct the name, or leave batch_dims out: the batch is dim 0 of the first input by default",
-            )
-        told = {i: self.batch_dims[name] for i, name in enumerate(names) if name in self.batch_dims}
-        sizes = [tensors[i].shape[dim] for i, dim in told.items() if dim is not None]
-        sizes += [tensor.shape[0] for i, tensor in enumerate(tensors) if tensor.dim() and i not in told]
-        found: dict[int, int | None] = {}
-        for i, tensor in enumerate(tensors):
-            has_it = bool(sizes) and tensor.dim() > 0 and tensor.shape[0] == sizes[0]
-            found[i] = told.get(i, 0 if has_it else None)
-        return found

@@ -357,7 +357,7 @@ class Reused(nn.Module):
 def test_changing_an_output_that_backward_needs_is_refused_as_by_torch() -> None:
     for run in pair(Reused, (1, 1, 1, 1)):
         output = run(X)
-        with pytest.raises(RuntimeError, match="in-?place"):
+        with pytest.raises(RuntimeError, match=r"in-?place"):
             output.mul_(2).sum().backward()
 
 
