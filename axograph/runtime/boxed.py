@@ -33,12 +33,55 @@ def boxed(graph: fx.Graph) -> Boxed:
     return run
 
 
-_IN_PLACE = {aten.scatter.src: aten.scatter_.src, aten.scatter.value: aten.scatter_.value}
+_SCATTERS = {aten.scatter.src: aten.scatter_.src, aten.scatter.value: aten.scatter_.value}
+_IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.neg.default: aten.neg_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.relu.default: aten.relu_.default,
+    aten.pow.Tensor_Scalar: aten.pow_.Scalar,
+}
+_COMMUTE = {aten.add.Tensor, aten.mul.Tensor}
+_FRESH = {
+    *_IN_PLACE,
+    *_IN_PLACE.values(),
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.sum.dim_IntList,
+    aten.embedding.default,
+    aten.gelu_backward.default,
+    aten.silu.default,
+    aten.silu_backward.default,
+    aten.tanh_backward.default,
+    aten.threshold_backward.default,
+    aten._log_softmax_backward_data.default,
+    aten.embedding_dense_backward.default,
+}
+"""Operators whose result shares its storage with nothing else that lives."""
 
 
 def _write_in_place(graph: fx.Graph) -> None:
-    """Let a scatter into a tensor that was filled for it alone write there, instead of into a copy."""
+    """Let an operator write where its operand lies, if nothing else can see that: less memory, fewer page faults."""
     for node in graph.nodes:
-        replacement = _IN_PLACE.get(node.target)
-        if replacement is not None and node.args[0].target is aten.full.default and len(node.args[0].users) == 1:
-            node.target = replacement
+        if node.target in _SCATTERS:
+            if node.args[0].target is aten.full.default and len(node.args[0].users) == 1:
+                node.target = _SCATTERS[node.target]
+        elif node.target in _IN_PLACE:
+            if not _is_dead_after(node.args[0], node) and node.target in _COMMUTE and not node.kwargs:
+                node.args = (node.args[1], node.args[0])
+            if _is_dead_after(node.args[0], node):
+                node.target = _IN_PLACE[node.target]
+
+
+def _is_dead_after(operand: Any, user: fx.Node) -> bool:
+    """Whether only this user needs the operand, whose storage is its own and as large as the result's."""
+    if not isinstance(operand, fx.Node) or operand.target not in _FRESH or len(operand.users) != 1:
+        return False
+    given, made = operand.meta["val"], user.meta["val"]
+    return given.shape == made.shape and given.dtype == made.dtype and list(user.args).count(operand) == 1
