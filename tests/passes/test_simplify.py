@@ -1,4 +1,4 @@
-"""`simplify`, before and after: of equal nodes one, of views of views one view, of a product and its bias one operator."""
+"""`simplify`, before and after: equal nodes are one, so are views of views, and a product and its bias."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -148,3 +149,33 @@ def test_the_two_halves_compute_what_the_joint_program_does() -> None:
     made = {(o.kind, o.target): v for o, v in zip((*first.outputs, *second.outputs), (*ahead, *behind), strict=True)}
     for declared, expected in zip(joint.outputs, right, strict=True):
         assert torch.equal(made[declared.kind, declared.target], expected)
+
+
+def saved_of(run: Callable[[torch.Tensor], torch.Tensor]) -> list[str]:
+    """What is saved of a function of a `[4, 6]` tensor that requires gradients."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return run(x)
+
+    joint = Normalize().run(capture(Model(), (torch.randn(4, 6, requires_grad=True),)))
+    program = Split().run(joint)
+    pairs = zip(program.results(), program.outputs, strict=True)
+    return [str(node.target) for node, declared in pairs if node is not None and declared.kind == "saved"]
+
+
+@pytest.mark.parametrize(
+    ("view", "saved"),
+    [
+        (lambda y: y.t().exp(), ["aten.exp.default"]),
+        (lambda y: y.t() * y.t(), ["aten.relu.default"]),
+        (lambda y: y[1:3] * y[1:3], ["aten.relu.default"]),
+        (lambda y: y.reshape(2, 12) * y.reshape(2, 12), ["aten.relu.default"]),
+        (lambda y: y.sum(0).expand(3, 6) * y.sum(0).expand(3, 6), ["aten.relu.default", "aten.sum.dim_IntList"]),
+        (lambda y: y.t().reshape(2, 12) * 2 * y.t().reshape(2, 12), ["aten.relu.default", "aten.reshape.default"]),
+    ],
+)
+def test_views_are_saved_as_what_they_are_views_of(view: Callable[..., Any], saved: list[str]) -> None:
+    found = saved_of(lambda x: view(x.relu()))
+    assert found[0] == "aten.relu.default"
+    assert set(found) - {"aten.mul.Tensor"} == {"aten.relu.default", *saved}
