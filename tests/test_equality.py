@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import axograph
+from axograph.codegen import compiler
 from axograph.torch_private import tree_flatten
 from tests.zoo import BY_NAME, CASES, Case, double_everywhere, loss_of
 
@@ -73,6 +74,26 @@ def train_both(case: Case, grid: tuple[int, int, int, int], inputs: dict[str, to
     original.load_state_dict(start)
     assert_equal_training(module, original, inputs, torch.optim.AdamW, lr=1e-2, eps=1e-4)
     assert set(module.plan.grid.cut_axes) == {a for a in ("x", "y", "z", "data") if module.plan.grid[a] > 1}
+
+
+@pytest.fixture(scope="module")
+def captured() -> dict[Any, Any]:
+    """Captured programs: they do not depend on the grid, and tests of one model share them."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def capture_once(captured: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = compiler.capture
+
+    def once(model: nn.Module, args: Any, kwargs: Any, **options: Any) -> Any:
+        shapes = tuple((name, tensor.shape) for name, tensor in kwargs.items())
+        key = (type(model), shapes, tuple(sorted(options.items(), key=str)))
+        if key not in captured:
+            captured[key] = capture(model, args, kwargs, **options)
+        return captured[key]
+
+    monkeypatch.setattr(compiler, "capture", once)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
