@@ -75,7 +75,7 @@ class Plan(Mapping[str, MatmulPlacement]):
         header = f"plan on grid {self.grid}"
         if self.scheme:
             header += f", scheme {self.scheme}"
-        header += f": {self.cost_s:.3g} s a step before overlap, {self.certificate}"
+        header += f": {_duration(self.cost_s)} a step before overlap, {self.certificate}"
         width = max((len(path) for path in self.matmuls), default=0)
         lines = [header]
         for path, placed in self.matmuls.items():
@@ -84,3 +84,11 @@ class Plan(Mapping[str, MatmulPlacement]):
             lines.append(f"  {path:<{width}}  {placed!s:<24}{stored}{reason}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _duration(time_s: float) -> str:
+    """Seconds in the unit that reads best: "3.21 ms"."""
+    for unit, size_s in (("s", 1.0), ("ms", 1e-3)):
+        if time_s >= size_s:
+            return f"{time_s / size_s:.3g} {unit}"
+    return f"{time_s / 1e-6:.3g} us"

@@ -46,10 +46,11 @@ class Scheme:
 
     def filter(self, strategies: list[Strategy], features: tuple[str, ...], grid: Grid) -> list[Strategy]:
         """The strategies of a matmul that the scheme allows; where none is, those with the fewest idle axes."""
-        allowed = [s for s in strategies if self._allows(s, features, grid)]
+        allowed = [s for s in strategies if self.allows(s, features, grid)]
         return allowed or _busiest(strategies, grid)
 
-    def _allows(self, strategy: Strategy, features: tuple[str, ...], grid: Grid) -> bool:
+    def allows(self, strategy: Strategy, features: tuple[str, ...], grid: Grid) -> bool:
+        """Whether a matmul is laid out as the scheme has it."""
         if _idle(strategy, grid):
             return False
         owner = {axis: factor for factor, axes in strategy.cuts.items() for axis in axes}

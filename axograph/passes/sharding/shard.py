@@ -57,14 +57,14 @@ class Shard:
             replace(declared, placement=placed)
             for declared, placed in zip(program.outputs, decided.results, strict=True)
         )
-        plan = _plan(program, decided, tuple(inputs), self.grid, self.scheme)
+        plan = _plan(survey, decided, tuple(inputs))
         _refuse_idle_axes(plan, decided)
         return replace(program, inputs=tuple(inputs), outputs=outputs, plan=plan)
 
 
-def _plan(program: Program, decided: Assignment, inputs: tuple[Input, ...], grid: Grid, scheme: str | None) -> Plan:
+def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Plan:
     parameters = {str(i.target): i.placement for i in inputs if i.kind == "parameter" and i.placement is not None}
-    by_node = {node: i for node, i in zip(program.placeholders(), inputs, strict=True)}
+    by_node = {node: i for node, i in zip(survey.placeholders, inputs, strict=True)}
     counted: Counter[str] = Counter()
     matmuls = {}
     for node, strategy in decided.strategies.items():
@@ -84,14 +84,14 @@ def _plan(program: Program, decided: Assignment, inputs: tuple[Input, ...], grid
             n=strategy.axes("n"),
             shape=(sizes["m"], sizes["k"], sizes["n"]),
             stored=weight.placement if weight else None,
-            reason=_idle_reason(strategy, sizes, grid),
+            reason=_reason(survey, node, strategy),
         )
     notes = [*decided.roles.notes]
     unknown = sorted({str(node.target) for node, rule in decided.rules.items() if not rule.known})
     notes += [f"{op} has no rule: it runs on gathered inputs" for op in unknown]
     return Plan(
-        grid=grid,
-        scheme=scheme,
+        grid=survey.grid,
+        scheme=survey.scheme.name,
         matmuls=matmuls,
         parameters=parameters,
         cost_s=decided.cost_s,
@@ -108,11 +108,22 @@ def _parameter_behind(node: fx.Node, inputs: Mapping[fx.Node, Input]) -> Input |
     return declared if declared is not None and declared.kind == "parameter" else None
 
 
-def _idle_reason(strategy: Strategy, sizes: Mapping[str, int], grid: Grid) -> str:
+def _reason(survey: Survey, node: fx.Node, strategy: Strategy) -> str:
+    """Why a matmul is not laid out as the scheme has it, and why axes cut nothing of it."""
+    grid, sizes = survey.grid, survey.rules[node].sizes
+    dims = ", ".join(f"{name}={sizes[name]}" for name in "mkn" if name in sizes)
+    reasons = []
+    scheme = survey.scheme
+    if scheme.name and not scheme.allows(strategy, survey.roles.feature_factors(node, survey.options[node]), grid):
+        reasons.append(f"no {scheme.name} layout divides {dims} evenly")
     busy = {axis for axes in strategy.cuts.values() for axis in axes}
-    idle = [axis for axis in grid.cut_axes if axis not in busy]
-    dims = ", ".join(f"{name}={sizes[name]}" for name in "mkn")
-    return "; ".join(f"{axis}={grid[axis]} is idle: it divides nothing evenly that is left of {dims}" for axis in idle)
+    for axis in grid.cut_axes:
+        if axis in busy:
+            continue
+        free = [name for name in sizes if sizes[name] % (grid.extent(strategy.axes(name)) * grid[axis]) == 0]
+        why = "all its ranks do the same, which costs less than to cut" if free else "it divides nothing evenly of"
+        reasons.append(f"{axis}={grid[axis]} is idle: {why} {dims}")
+    return "; ".join(reasons)
 
 
 def _refuse_idle_axes(plan: Plan, decided: Assignment) -> None:

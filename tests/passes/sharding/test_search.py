@@ -51,9 +51,7 @@ class Attention(nn.Module):
 class Stack(nn.Module):
     def __init__(self, *features: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Linear(k, n, bias=False) for k, n in zip(features, features[1:], strict=False)
-        )
+        self.layers = nn.ModuleList(nn.Linear(k, n, bias=False) for k, n in itertools.pairwise(features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
