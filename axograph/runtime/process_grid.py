@@ -42,9 +42,11 @@ class ProcessGrid:
         self.device = device
         self.rank = dist.get_rank()
         self.position = grid.coordinate(self.rank)
+        self.axes = grid.cut_axes or CUT_ORDER[:1]
+        """The dims of the mesh. Axes of one rank are left out: DTensor's work grows by powers with the dims."""
         ranks = torch.tensor([grid.rank(_position(grid, i)) for i in range(grid.size)])
-        shape = [grid[axis] for axis in CUT_ORDER]
-        self.mesh = DeviceMesh(device.type, ranks.reshape(shape), mesh_dim_names=CUT_ORDER)
+        shape = [grid[axis] for axis in self.axes]
+        self.mesh = DeviceMesh(device.type, ranks.reshape(shape), mesh_dim_names=self.axes)
         self._groups: dict[str, str] = {}
         self._collectives = {collective_op(name): at for name, at in _GROUP_ARGUMENT.items()}
 
@@ -156,7 +158,7 @@ class ProcessGrid:
                 for axis in sub.axes:
                     found[axis] = Shard(dim) if before == 1 else strided_shard(dim, before)
                 before *= sub.size
-        return tuple(found.get(axis, Replicate()) for axis in CUT_ORDER)
+        return tuple(found.get(axis, Replicate()) for axis in self.axes)
 
     def _wrap(self, part: torch.Tensor, placement: Placement) -> DTensor:
         shape = torch.Size(placement.shape)

@@ -222,7 +222,11 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = {name: scenario() for name, scenario in SCENARIOS.items()}
+    found = {}
+    for name, scenario in SCENARIOS.items():
+        start_s = time.perf_counter()
+        found[name] = scenario()
+        print(f"rank {dist.get_rank()}: {name} took {time.perf_counter() - start_s:.1f} s", file=sys.stderr, flush=True)
     Path(sys.argv[1], f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
