@@ -7,7 +7,7 @@ matmul decides all three. Which factor is which is found by following the dims t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import networkx as nx
@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from axograph.capture.program import facts
-from axograph.passes.sharding.atoms import Unit
+from axograph.passes.sharding.arguments import Value
+from axograph.passes.sharding.atoms import Atoms, Unit
 from axograph.passes.sharding.roles import Spot, spots
 from axograph.passes.sharding.strategies import Options
 
@@ -29,9 +30,21 @@ class Partner:
     """For each part of a factor of the forward product, the same part in the backward product."""
 
 
-def find_partners(options: Mapping[fx.Node, Options]) -> dict[fx.Node, Partner]:
-    """The forward product of each backward one, by backward node."""
+def find_partners(
+    options: Mapping[fx.Node, Options], gradients: Iterable[tuple[Value, Value, Atoms]] = ()
+) -> dict[fx.Node, Partner]:
+    """The forward product of each backward one, by backward node.
+
+    `gradients` has each gradient, its parameter and the atoms of both: they have the same dims.
+    """
     links: nx.Graph[Spot] = nx.Graph()
+    for gradient, parameter, atoms in gradients:
+        places = [(dim, atom) for dim, sizes in enumerate(atoms) for atom in range(len(sizes))]
+        for dim, atom in places:
+            nx.add_path(links, [(gradient, dim, atom), (parameter, dim, atom)])
+        for node in _added_up(gradient[0]):
+            for unit in options[node].units:
+                nx.add_path(links, list(spots(node, unit)))
     products = []
     for node, own in options.items():
         is_product = node.target is torch.ops.aten.mm.default
@@ -58,6 +71,14 @@ def find_partners(options: Mapping[fx.Node, Options]) -> dict[fx.Node, Partner]:
                     found[node] = Partner(forward=candidate, units={theirs[c]: mine[c] for c in mine})
                     break
     return found
+
+
+def _added_up(maker: fx.Node) -> Iterator[fx.Node]:
+    """The additions that make one gradient of several: of a weight that is used more than once."""
+    if maker.target is torch.ops.aten.add.Tensor:
+        yield maker
+        for argument in maker.all_input_nodes:
+            yield from _added_up(argument)
 
 
 def _by_component(node: fx.Node, options: Options, component: Mapping[Spot, int]) -> dict[int, Unit] | None:

@@ -53,7 +53,7 @@ class Survey:
         self.atoms = find_atoms(self.program.graph, self.rules, self._tied(), self._already_stored())
         self.options = {node: self._options(node) for node in self.nodes}
         self.roles = find_roles(self.program, self.options, self.atoms, self.grid, self.scheme, self.batch_dims)
-        self.partners = find_partners(self.options)
+        self.partners = find_partners(self.options, self._gradients_and_parameters())
         self.users = self._users()
 
     def _tied(self) -> list[tuple[Value, Value]]:
@@ -104,6 +104,16 @@ class Survey:
             for result, declared in zip(self.results, self.program.outputs, strict=True)
             if declared.kind == "gradient" and isinstance(declared.target, str) and result is not None
         }
+
+    def _gradients_and_parameters(self) -> list[tuple[Value, Value, Atoms]]:
+        gradients = self.gradients()
+        pairs = []
+        for node, declared in self.placeholders.items():
+            if declared.kind == "parameter" and declared.target in gradients:
+                gradient = gradients[declared.target]
+                if self.atoms[gradient] == self.atoms[node, 0]:
+                    pairs.append((gradient, (node, 0), self.atoms[node, 0]))
+        return pairs
 
     def keys(self) -> dict[fx.Node, Hashable]:
         """A key for each operator, equal for operators at the same place of identical layers."""
