@@ -205,7 +205,7 @@ def _inputs(
         kind, target = describe_input(node)
         name = names.get(_without_wrapper(target), "") if isinstance(target, str) else target
         if (kind, name) not in declared:
-            declared[kind, name] = graph.placeholder(_placeholder_name(kind, name))
+            declared[kind, name] = _placeholder(graph, kind, name)
             declared[kind, name].meta = {"val": node.meta["val"]}
             trains = kind == "parameter" and name not in frozen
             table.append(Input(kind=kind, target=name, requires_grad=trains))  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ def _constants(joint: fx.GraphModule, graph: fx.Graph, made: dict[fx.Node, fx.No
         if name not in found:
             held: Any = functools.reduce(getattr, name.split("."), joint)
             found[name] = held
-            declared[name] = graph.placeholder(_placeholder_name("constant", name.lstrip("_")))
+            declared[name] = _placeholder(graph, "constant", name.lstrip("_"))
             declared[name].meta = {"val": found[name]}
         made[node] = declared[name]
     return found
@@ -261,8 +261,11 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return names
 
 
-def _placeholder_name(kind: str, target: str | int) -> str:
-    return f"{kind}_{target}".replace(".", "_")
+def _placeholder(graph: fx.Graph, kind: str, target: str | int) -> fx.Node:
+    """An input under a name that Python takes as an argument, and that no other input has."""
+    node = graph.placeholder(re.sub(r"\W", "_", f"{kind}_{target}"))
+    node.target = node.name
+    return node
 
 
 def _without_wrapper(path: str) -> str:

@@ -102,6 +102,25 @@ def test_tensors_that_the_model_makes_or_holds_are_constants() -> None:
 # ---- parameters and buffers
 
 
+def test_parameters_whose_names_differ_in_a_dot_or_are_no_python_names_are_inputs_of_their_own() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.ParameterDict({"b": torch.ones(4), "my-scale": torch.ones(4)})
+            self.a_b = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.a["b"] * self.a_b * self.a["my-scale"]
+
+    program = capture(Named(), (X,))
+    assert inputs_of(program, "parameter") == ["a_b", "a.b", "a.my-scale"]
+    names = [node.name for node in program.placeholders()]
+    assert names == [node.target for node in program.placeholders()]
+    assert names[:3] == ["parameter_a_b", "parameter_a_b_1", "parameter_a_my_scale"]
+    output = program.graph_module(*(torch.full((4,), n) for n in (2.0, 3.0, 5.0)), X, torch.ones(2, 4))[0]
+    assert torch.equal(output, X * 30)
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

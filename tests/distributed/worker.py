@@ -152,7 +152,7 @@ def reshards() -> dict[str, Any]:
         whole = torch.arange(96.0).reshape(8, 12)
         emit = LocalEmitter(grid)
         with fake_tensor_mode():
-            given = emit.placeholder("x", torch.empty(source.local_shape(grid)), Facts())
+            given = emit.placeholder("given", torch.empty(source.local_shape(grid)), Facts())
             for axis in grid.cut_axes:
                 emit.coordinates[axis] = emit.placeholder(axis, torch.empty((), dtype=torch.int64), Facts())
         path = Resharder(grid, RingModel()).path(source, target, "f32", 4)
