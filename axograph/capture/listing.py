@@ -51,8 +51,8 @@ def _type(node: fx.Node) -> str:
         placed = placements[i] if i < len(placements) else None
         if placed is not None:
             placement = replace(placed.simplified(), dtype=name)
-            same = placement.shape == tuple(tensor.shape) and not placement.partial
-            texts.append(local if same else f"{placement} -> {local}")
+            is_global = placement.shape == tuple(tensor.shape)
+            texts.append(str(placement) if is_global else f"{placement} -> {local}")
         else:
             texts.append(local)
     return texts[0] if len(texts) == 1 else f"({'; '.join(texts)})"

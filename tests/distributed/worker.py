@@ -51,7 +51,7 @@ def training(name: str, grid: tuple[int, int, int, int], scheme: str | None = No
     def see(what: str, value: float) -> None:
         worst[what] = max(worst.get(what, 0.0), value)
 
-    for optimizer, options in ((torch.optim.SGD, {"lr": 0.1}), (torch.optim.AdamW, {"lr": 1e-2, "eps": 1e-4})):
+    for optimizer, options in ((torch.optim.SGD, {"lr": 0.1}), (torch.optim.AdamW, {"lr": 1e-3, "eps": 1e-4})):
         module.load_state_dict(start)
         original.load_state_dict(start)
         steppers = [optimizer(m.parameters(), **options) for m in (module, original)]
@@ -154,7 +154,7 @@ def reshards() -> dict[str, Any]:
         with fake_tensor_mode():
             given = emit.placeholder("given", torch.empty(source.local_shape(grid)), Facts())
             for axis in grid.cut_axes:
-                emit.coordinates[axis] = emit.placeholder(axis, torch.empty((), dtype=torch.int64), Facts())
+                emit.coordinates[axis] = emit.placeholder(f"at_{axis}", torch.empty((), dtype=torch.int64), Facts())
         path = Resharder(grid, RingModel()).path(source, target, "f32", 4)
         emit.graph.output((emit.reshard(given, source, path, ""),))
         run = engine.bind(torch.fx.GraphModule(nn.Module(), emit.graph))
