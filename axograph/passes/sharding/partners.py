@@ -37,22 +37,8 @@ def find_partners(
 
     `gradients` has each gradient, its parameter and the atoms of both: they have the same dims.
     """
-    links: nx.Graph[Spot] = nx.Graph()
-    for gradient, parameter, atoms in gradients:
-        places = [(dim, atom) for dim, sizes in enumerate(atoms) for atom in range(len(sizes))]
-        for dim, atom in places:
-            nx.add_path(links, [(gradient, dim, atom), (parameter, dim, atom)])
-        for node in _added_up(gradient[0]):
-            for unit in options[node].units:
-                nx.add_path(links, list(spots(node, unit)))
-    products = []
-    for node, own in options.items():
-        is_product = node.target is torch.ops.aten.mm.default
-        if is_product:
-            products.append(node)
-        if is_product or own.rule.is_view:
-            for unit in own.units:
-                nx.add_path(links, list(spots(node, unit)))
+    links = _links(options, gradients)
+    products = [node for node in options if node.target is torch.ops.aten.mm.default]
     component: dict[Spot, int] = {}
     for number, members in enumerate(nx.connected_components(links)):
         component.update(dict.fromkeys(members, number))
@@ -71,6 +57,20 @@ def find_partners(
                     found[node] = Partner(forward=candidate, units={theirs[c]: mine[c] for c in mine})
                     break
     return found
+
+
+def _links(options: Mapping[fx.Node, Options], gradients: Iterable[tuple[Value, Value, Atoms]]) -> nx.Graph[Spot]:
+    """Which parts of dims are the same one: seen through products and views, and in a gradient and its parameter."""
+    links: nx.Graph[Spot] = nx.Graph()
+    same = [node for node, own in options.items() if node.target is torch.ops.aten.mm.default or own.rule.is_view]
+    for gradient, parameter, atoms in gradients:
+        for dim, sizes in enumerate(atoms):
+            links.add_edges_from(((gradient, dim, atom), (parameter, dim, atom)) for atom in range(len(sizes)))
+        same += _added_up(gradient[0])
+    for node in same:
+        for unit in options[node].units:
+            nx.add_path(links, list(spots(node, unit)))
+    return links
 
 
 def _added_up(maker: fx.Node) -> Iterator[fx.Node]:

@@ -86,9 +86,8 @@ def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Pla
             stored=weight.placement if weight else None,
             reason=_reason(survey, node, strategy),
         )
-    notes = [*decided.roles.notes]
     unknown = sorted({str(node.target) for node, rule in decided.rules.items() if not rule.known})
-    notes += [f"{op} has no rule: it runs on gathered inputs" for op in unknown]
+    notes = (*decided.roles.notes, *(f"{op} has no rule: it runs on gathered inputs" for op in unknown))
     return Plan(
         grid=survey.grid,
         scheme=survey.scheme.name,
@@ -96,7 +95,7 @@ def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Pla
         parameters=parameters,
         cost_s=decided.cost_s,
         certificate=decided.certificate,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
