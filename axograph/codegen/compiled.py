@@ -29,6 +29,10 @@ class Compiled:
     backward: Runner | None = field(init=False)
     shown: frozenset[int] = field(init=False)
     """Which saved values the user also holds, as outputs or buffers: they might be changed in place before backward."""
+    names: list[str] = field(init=False)
+    """The parameters that the forward half reads, in its order."""
+    homes: list[tuple[dict[str, Any], str]] = field(init=False)
+    """For each of them, the table of the module that holds it, and its name there."""
     constants: dict[str, Any] = field(init=False)
     coordinates: dict[str, Any] = field(init=False)
     changed: frozenset[str | int] = field(init=False)
@@ -37,6 +41,9 @@ class Compiled:
     def __post_init__(self) -> None:
         _refuse_mutated_leaves(self.program)
         self.forward = self.engine.bind(self.program.graph_module)
+        self.names = [str(i.target) for i in self.program.inputs if i.kind == "parameter"]
+        owners = [name.rpartition(".")[::2] for name in self.names]
+        self.homes = [(self.model.get_submodule(path)._parameters, name) for path, name in owners]
         self.changed = frozenset(o.target for o in self.program.outputs if o.kind == "buffer")
         behind = self.program.backward
         self.backward = self.engine.bind(behind.graph_module) if behind is not None else None
@@ -62,8 +69,7 @@ class Compiled:
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters that the forward half reads, in its order."""
-        names = [str(i.target) for i in self.program.inputs if i.kind == "parameter"]
-        return [self.model.get_parameter(name) for name in names]
+        return [table[name] for table, name in self.homes]
 
     def run_forward(self, tensors: Sequence[torch.Tensor], update: bool = True) -> tuple[list[torch.Tensor], list[Any]]:
         """The output tensors and what is saved for backward; buffers are updated unless told otherwise."""
@@ -107,8 +113,7 @@ class Compiled:
 
     def _targets(self, count: int) -> list[str | int]:
         """What each tensor of a call is: a parameter's name, or a user input's index."""
-        names: list[str | int] = [str(i.target) for i in self.program.inputs if i.kind == "parameter"]
-        return [*names, *range(count - len(names))]
+        return [*self.names, *range(count - len(self.names))]
 
     def _values(
         self,

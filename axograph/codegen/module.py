@@ -115,11 +115,13 @@ class ParallelModule(nn.Module):
 
     def _key(self, tensors: Sequence[torch.Tensor], structure: Structure) -> tuple[Any, ...]:
         """What a program is specialised to."""
+        modules = list(self._wrapped.modules())
+        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
         return (
             structure.key,
             tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors),
-            tuple(module.training for module in self._wrapped.modules()),
-            tuple((p.shape, p.dtype, p.device, p.requires_grad) for p in self._wrapped.parameters()),
+            tuple([module.training for module in modules]),
+            tuple([(p.shape, p.dtype, p.device, p.requires_grad) for p in parameters]),
             torch.is_grad_enabled(),
             tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -33,10 +34,15 @@ class Emitter:
         """Emit one operator; its fake result is computed from those of its arguments."""
         name = op._schema.name.partition("::")[2]
         node = self.graph.create_node("call_function", op, args, kwargs, name=name)
-        with torch.no_grad():
+        with torch.no_grad(), self._mode():
             node.meta["val"] = op(*fx.map_arg(args, _fake), **fx.map_arg(kwargs, _fake))
         self._inherit(node)
         return node
+
+    def _mode(self) -> Any:
+        """The fake mode of the inputs: under it, what is made from nothing is fake as well."""
+        first = next(iter(self.graph.nodes), None)
+        return getattr(first.meta.get("val"), "fake_mode", nullcontext()) if first is not None else nullcontext()
 
     def copy(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         """Emit a node as it was, with new arguments of the same shapes."""

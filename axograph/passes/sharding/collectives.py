@@ -7,7 +7,6 @@ process groups.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -41,19 +40,13 @@ class LocalEmitter(Emitter):
         key = (op, _kind((args, kwargs)))
         made = self._made.get(key)
         if made is None:
-            with self._mode():
-                node = super().call(op, *args, **kwargs)
+            node = super().call(op, *args, **kwargs)
             self._made[key] = node.meta["val"]
             return node
         node = self.graph.create_node("call_function", op, args, kwargs, name=op._schema.name.partition("::")[2])
         node.meta["val"] = made
         self._inherit(node)
         return node
-
-    def _mode(self) -> Any:
-        """The mode of the graph's inputs, so that factories make fake tensors too."""
-        first = next(iter(self.graph.nodes), None)
-        return getattr(first.meta["val"], "fake_mode", nullcontext()) if first is not None else nullcontext()
 
     def coordinate(self, axes: tuple[str, ...]) -> fx.Node:
         """This rank's position along several axes together, the first being outermost; a scalar."""
