@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 TORCH := torch==2.13.0# the one place that pins it
-SOURCES := axograph tests examples
+SOURCES := axograph tests examples benchmarks
 
 .PHONY: test lint demo venv clean
 

@@ -19,11 +19,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import axograph
+from axograph.capture.program import Facts
+from axograph.cost_model import RingModel
+from axograph.grid import Grid
 from axograph.passes.sharding.collectives import LocalEmitter
 from axograph.passes.sharding.reshard import Resharder
-from axograph.cost_model import RingModel
-from axograph.capture.program import Facts
-from axograph.grid import Grid
 from axograph.placement import Placement
 from axograph.runtime.parts import local_part
 from axograph.runtime.process_grid import ProcessGrid

@@ -38,7 +38,8 @@ def resolve(node: fx.Node) -> Value:
     """The tensor that a node stands for: picking from a tuple is not making."""
     if node.op == "call_function" and node.target is operator.getitem:
         producer, index = node.args
-        assert isinstance(producer, fx.Node) and isinstance(index, int)
+        assert isinstance(producer, fx.Node)
+        assert isinstance(index, int)
         return producer, index
     return node, 0
 

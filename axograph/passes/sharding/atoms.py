@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import fx
 
@@ -32,6 +33,7 @@ class Boundaries:
         self.sizes: dict[Value, tuple[int, ...]] = {}
 
     def declare(self, value: Value) -> None:
+        """Start with no boundaries."""
         shape = tuple(tensor_of(value).shape)
         self.sizes[value] = shape
         self.found[value] = [set() for _ in shape]
@@ -51,7 +53,7 @@ class Boundaries:
         dims = []
         for size, chain in zip(self.sizes[value], self.found[value], strict=True):
             marks = [1, *sorted(chain), size]
-            dims.append(tuple(b // a for a, b in reversed(list(zip(marks, marks[1:], strict=False)))) or (1,))
+            dims.append(tuple(b // a for a, b in reversed(list(pairwise(marks)))) or (1,))
         return tuple(dims)
 
 
@@ -200,7 +202,7 @@ def _units_of(
     assert common is not None
     steps = sorted(common)
     found = []
-    for low, high in zip(steps, steps[1:], strict=False):
+    for low, high in pairwise(steps):
         into: list[tuple[int, int] | None] = [None] * inputs
         out: list[tuple[int, int] | None] = [None] * outputs
         for (is_output, at, dim, inside, _), marks in zip(where, marks_of, strict=True):
