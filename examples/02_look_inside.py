@@ -1,7 +1,7 @@
 """Look at what the compiler made of a small GPT: its plan, and the program after each pass.
 
     python examples/02_look_inside.py
-    python examples/02_look_inside.py --grid 2,2,2,2 --stage localise
+    python examples/02_look_inside.py --grid 2,2,2,2 --stage localize
 
 There is one process and no process group here, so the ranks are virtual: all of them run in this process, with the
 model's own numbers.

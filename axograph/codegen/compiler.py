@@ -16,6 +16,7 @@ from axograph.capture.trace import capture
 from axograph.codegen.batch_dims import batch_dims
 from axograph.cost_model.protocol import CostModel
 from axograph.grid import Grid
+from axograph.passes.group_heads import GroupHeads
 from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
 from axograph.passes.sharding.shard import Shard
@@ -71,7 +72,7 @@ class Compiler:
             stored=dict(self.stored),
         )
         localize = Localize(grid=self.grid, cost_model=self.cost_model)
-        standard: tuple[Pass, ...] = (Normalize(), shard, localize, Simplify(), Split())
+        standard: tuple[Pass, ...] = (Normalize(), GroupHeads(), shard, localize, Simplify(), Split())
         return self.pipeline(standard) if self.pipeline is not None else standard
 
     def _full_outputs(self, program: Program) -> bool:
