@@ -36,7 +36,7 @@ Differentiable = Literal["loss", "all"]
 
 _TORCH_FOLDER = str(Path(inspect.getfile(torch)).parent)
 _OWN_FOLDER = str(Path(__file__).parent.parent)
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+\n\s*(?P<code>[^\n]*)')
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in \S+(?:\n(?!\s*File )\s*(?P<code>[^\n]*))?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ def source_line(stack_trace: str) -> str:
     if not frames:
         return ""
     frame = frames[-1]
-    code = frame["code"].split("Gradient addition node")[0].strip()
+    code = (frame["code"] or "").split("Gradient addition node")[0].strip()
     return f"{Path(frame['file']).name}:{frame['line']}, {code}"
 
 
