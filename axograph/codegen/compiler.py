@@ -19,6 +19,7 @@ from axograph.grid import Grid
 from axograph.passes.group_heads import GroupHeads
 from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
+from axograph.passes.recognize_causal import RecognizeCausal
 from axograph.passes.sharding.shard import Shard
 from axograph.passes.simplify import Simplify
 from axograph.passes.split import Split
@@ -72,7 +73,15 @@ class Compiler:
             stored=dict(self.stored),
         )
         localize = Localize(grid=self.grid, cost_model=self.cost_model)
-        standard: tuple[Pass, ...] = (Normalize(), GroupHeads(), shard, localize, Simplify(), Split())
+        standard: tuple[Pass, ...] = (
+            Normalize(),
+            GroupHeads(),
+            RecognizeCausal(),
+            shard,
+            localize,
+            Simplify(),
+            Split(),
+        )
         return self.pipeline(standard) if self.pipeline is not None else standard
 
     def _full_outputs(self, program: Program) -> bool:
