@@ -21,7 +21,7 @@ from torch import fx, nn
 from axograph.capture.losses import LOSSES
 from axograph.capture.program import FACTS, Facts, Input, Output, Program, tensor_text
 from axograph.capture.structure import Structure
-from axograph.errors import CaptureError
+from axograph.errors import CaptureError, UnsupportedError
 from axograph.torch_private import (
     data_dependent_errors,
     describe_input,
@@ -105,7 +105,17 @@ def capture(
             raise
         except Exception as error:
             raise _refusal(model, tensors, error) from error
-    return _program(joint, structure, seen[0], model)
+    try:
+        return _program(joint, structure, seen[0], model)
+    except NotImplementedError as error:
+        raise UnsupportedError(
+            f"{type(model).__name__} has operators with side effects that must stay in order",
+            asked=f"the joint graph of {type(model).__name__}",
+            given=str(error),
+            rule="operators make tensors from tensors; printing and checks of values cannot be placed on a grid",
+            remedy="remove prints and assertions on values from the forward, or use operators without checks "
+            "(such as torch.linalg.inv_ex instead of torch.linalg.inv)",
+        ) from error
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

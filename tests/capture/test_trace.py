@@ -13,7 +13,7 @@ from torch import nn
 
 from axograph.capture.program import Program, facts
 from axograph.capture.trace import capture, source_line
-from axograph.errors import CaptureError
+from axograph.errors import CaptureError, UnsupportedError
 from axograph.torch_private import fake_tensor_mode
 from tests.zoo import BY_NAME, MLP, VOCABULARY
 
@@ -383,3 +383,18 @@ def test_an_error_of_the_model_itself_is_told_as_it_is() -> None:
         capture(wrapped(forward), (X,))
     assert "ValueError: vocabulary of 96" in refusal.value.given
     assert isinstance(refusal.value.__cause__, ValueError)
+
+
+class Checked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(self.layer(x))
+
+
+def test_operators_with_ordered_side_effects_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="side effects") as refused:
+        capture(Checked(), (torch.rand(4, 4),))
+    assert "torch.linalg.inv_ex" in refused.value.remedy
