@@ -217,10 +217,10 @@ class _Run(torch.autograd.Function):
         asked = {i for i, tangent in enumerate(tangents) if tangent is not None}
         if not asked <= set(compiled.program.differentiable):
             compiled, saved = _widened(compiled, tensors, ctx.buffers)
-        complete = [
-            torch.zeros(shape, dtype=dtype, device=device) if t is None else t
-            for t, (shape, dtype, device) in zip(tangents, ctx.outputs, strict=True)
-        ]
+        complete = list(tangents)
+        for i in set(compiled.program.differentiable) - asked:
+            shape, dtype, device = ctx.outputs[i]
+            complete[i] = torch.zeros(shape, dtype=dtype, device=device)
         return (None, *compiled.run_backward(tensors, saved, complete))
 
 
