@@ -16,7 +16,8 @@ from axograph.capture.trace import capture
 from axograph.passes.rewrite import rebuild
 from axograph.pipeline import Pass, Stage, Stages, run
 
-STANDARD = ["normalize", "shard", "localize", "simplify", "split"]
+ATTENTION = ["group-heads", "recognize-causal"]
+STANDARD = ["normalize", *ATTENTION, "shard", "localize", "simplify", "split"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ def test_a_user_can_drop_and_replace_passes() -> None:
     assert "simplify" not in module.stages
     dropped = axograph.parallelize(model, (1, 1, 1, 1), pipeline=lambda s: [p for p in s if p.name != "simplify"])
     torch.testing.assert_close(dropped(torch.ones(2, 4)) + model.bias, right)
-    assert list(dropped.stages) == ["capture", "normalize", "shard", "localize", "split"]
+    assert list(dropped.stages) == ["capture", "normalize", *ATTENTION, "shard", "localize", "split"]
 
 
 def test_a_user_can_change_the_options_of_a_pass() -> None:
@@ -147,8 +148,9 @@ def test_a_user_can_change_the_options_of_a_pass() -> None:
 
 
 def test_stages_are_kept_when_a_pass_of_a_module_fails() -> None:
-    module = axograph.parallelize(nn.Linear(4, 4), (1, 1, 1, 1), pipeline=lambda s: (*s[:2], Fail(), *s[2:]))
+    module = axograph.parallelize(nn.Linear(4, 4), (1, 1, 1, 1), pipeline=lambda s: (*s[:4], Fail(), *s[4:]))
     with pytest.raises(RuntimeError, match="it does not work") as failure:
         module(torch.zeros(2, 4))
-    assert list(module.stages) == ["capture", "normalize", "shard"]
-    assert failure.value.__notes__ == ["in the pass 'fail'; the stages before it are kept: capture, normalize, shard"]
+    assert list(module.stages) == ["capture", "normalize", *ATTENTION, "shard"]
+    kept = ", ".join(module.stages)
+    assert failure.value.__notes__ == [f"in the pass 'fail'; the stages before it are kept: {kept}"]

@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 
 from axograph.capture.losses import LOSSES
-from axograph.capture.program import FACTS, Facts, Input, Output, Program, tensor_text
+from axograph.capture.program import FACTS, Facts, Input, Output, Program, facts, tensor_text
 from axograph.capture.structure import Structure
 from axograph.errors import CaptureError, UnsupportedError
 from axograph.torch_private import (
@@ -74,7 +74,8 @@ class _Flat(nn.Module):
         losses = [i for i in floats if found[i].dim() == 0]
         kept = losses if self.differentiable == "loss" and losses else floats
         self.tell(_Told(outputs, tuple(kept), tuple(assigned)))
-        return (*(t if i in kept else t.detach() for i, t in enumerate(found)), *assigned.values())
+        # An output that is a view of another has no tangent of its own, so it would lose its gradient: a copy has.
+        return (*(t.clone() if i in kept else t.detach() for i, t in enumerate(found)), *assigned.values())
 
 
 def capture(
@@ -191,6 +192,8 @@ def _program(joint: fx.GraphModule, inputs: Structure, told: _Told, model: nn.Mo
     results, kinds = _outputs(joint, made, names, told)
     graph.output(tuple(results))
     _record_facts(graph)
+    tangents = {declared.target for declared in table if declared.kind == "tangent"}
+    assert tangents == set(told.differentiable), "every output that takes gradients has its tangent"
     return Program(
         graph_module=fx.GraphModule(joint, graph, "Program"),
         inputs=tuple(table),
@@ -295,9 +298,11 @@ def _record_facts(graph: fx.Graph) -> None:
         number = node.meta.get("seq_nr")
         if not is_backward and number is not None:
             forward.setdefault(number, node.name)
+        maker = next((facts(argument) for argument in node.all_input_nodes), Facts())
+        source = source_line(node.meta.get("stack_trace") or "")
         node.meta[FACTS] = Facts(
-            path=_module_path(node),
-            source=source_line(node.meta.get("stack_trace") or ""),
+            path=_module_path(node) or ("" if source else maker.path),
+            source=source or ("" if _module_path(node) else maker.source),
             phase="backward" if is_backward else "forward",
             forward=forward.get(number) if is_backward and number is not None else None,
         )

@@ -36,7 +36,6 @@ mm: f32[2, 6] = aten.mm(user_0, t)
 max_1: (f32[2]; i64[2]) = aten.max.dim(mm, -1)
 getitem: f32[2] = max_1[0]
 getitem_1: i64[2] = max_1[1]
-# forward
 detach: f32[2] = aten.detach(getitem)
 detach_1: i64[2] = aten.detach(getitem_1)
 return detach -> user 0

@@ -452,3 +452,32 @@ def test_a_copy_is_a_module_of_its_own(how: Callable[[ParallelModule], Any], gri
         other.outer.bias.add_(1)
     torch.testing.assert_close(other(X)[1], expected + 1)
     torch.testing.assert_close(module(X)[1], expected)
+
+
+class Views(nn.Module):
+    """Outputs that share storage: with each other, with an input, and with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.layer(x)
+        return y, y.flatten(), y, x, self.layer.weight.T, y.std()
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (3, 0), (4,), (5,), (1, 5), (0, 1, 2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("grid", [(1, 1, 1, 1), (2, 1, 1, 1)], ids=str)
+def test_outputs_that_are_views_of_each_other_keep_their_gradients(
+    used: tuple[int, ...], grid: tuple[int, int, int, int]
+) -> None:
+    model = Views().double()
+    original = copy.deepcopy(model)
+    module = axograph.parallelize(model, grid=grid)
+    inputs = [torch.arange(8.0).reshape(2, 4).double().requires_grad_() for _ in range(2)]
+    for call, x in zip((module, original), inputs, strict=True):
+        outputs = call(x)
+        sum(outputs[i].pow(2).sum() for i in used).backward()  # type: ignore[union-attr]
+    torch.testing.assert_close(module.layer.weight.grad, original.layer.weight.grad)
+    ours, theirs = (torch.zeros_like(x) if x.grad is None else x.grad for x in inputs)
+    torch.testing.assert_close(ours, theirs)
