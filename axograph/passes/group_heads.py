@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from axograph.capture.program import Program, value
-from axograph.passes.rewrite import drop_unused, rebuild
+from axograph.passes.rewrite import copied, drop_unused
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ class GroupHeads:
 
     def run(self, program: Program) -> Program:
         """The program with fewer copies; attention that does not fit stays as it is."""
-        program = rebuild(program, lambda emit, node, args, kwargs: emit.copy(node, args, kwargs), "Grouped")
+        program = copied(program, "Grouped")
         graph = program.graph
         backward = [node for node in graph.nodes if node.target is _BACKWARD]
         for node in [node for node in graph.nodes if node.target is _FORWARD]:

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from axograph.capture.program import Program, value
-from axograph.passes.rewrite import drop_unused, rebuild
+from axograph.passes.rewrite import copied, drop_unused
 
 aten = torch.ops.aten
 
@@ -37,7 +37,7 @@ class RecognizeCausal:
 
     def run(self, program: Program) -> Program:
         """The program without the masks that the flag can stand for."""
-        program = rebuild(program, lambda emit, node, args, kwargs: emit.copy(node, args, kwargs), "Causal")
+        program = copied(program, "Causal")
         graph = program.graph
         constants = _Constants()
         for node in graph.nodes:

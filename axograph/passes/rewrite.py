@@ -79,6 +79,11 @@ def rebuild(program: Program, visit: Visit, name: str) -> Program:
     return finish(program, emitter.graph, results, program.inputs, name)
 
 
+def copied(program: Program, name: str) -> Program:
+    """The program with a graph of its own, for a pass that edits in place."""
+    return rebuild(program, lambda emit, node, args, kwargs: emit.copy(node, args, kwargs), name)
+
+
 def _rename_forward(graph: fx.Graph, names: dict[str, str]) -> None:
     """Point backward nodes at the new names of their forward nodes."""
     for node in graph.nodes:

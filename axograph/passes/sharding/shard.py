@@ -13,7 +13,7 @@ from axograph.capture.program import Input, Program, facts, note
 from axograph.cost_model.protocol import CostModel
 from axograph.errors import GridError
 from axograph.grid import Grid
-from axograph.passes.rewrite import rebuild
+from axograph.passes.rewrite import copied
 from axograph.passes.sharding.arguments import tensor_arguments
 from axograph.passes.sharding.rule import Strategy
 from axograph.passes.sharding.schemes import Scheme
@@ -42,7 +42,7 @@ class Shard:
 
     def run(self, program: Program) -> Program:
         """Raises `GridError` where an axis cuts none of the matmuls."""
-        program = rebuild(program, lambda emit, node, args, kwargs: emit.copy(node, args, kwargs), "Sharded")
+        program = copied(program, "Sharded")
         survey = Survey(program, self.grid, Scheme.named(self.scheme), self.batch_dims, self.stored)
         decided = Search(survey, self.cost_model, full_outputs=self.full_outputs).run()
         inputs = []
