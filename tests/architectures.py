@@ -44,7 +44,7 @@ class Architecture:
         return self.build().double()
 
 
-def _causal(name: str, **options: Any) -> Callable[[], nn.Module]:
+def _causal(name: str, config_name: str = "", **options: Any) -> Callable[[], nn.Module]:
     """A language model of two layers; `options` override the tiny sizes that most configurations share.
 
     Weights are drawn wider than usual, so that scores, gates and capped logits matter to the loss.
@@ -56,12 +56,29 @@ def _causal(name: str, **options: Any) -> Callable[[], nn.Module]:
             "num_key_value_heads": 2, "vocab_size": VOCABULARY, "initializer_range": 0.2, "use_cache": False,
             "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
         }  # fmt: skip
-        config = getattr(transformers, f"{name}Config")(**tiny | options)
+        config = getattr(transformers, config_name or f"{name}Config")(**tiny | options)
         model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config)
         return model
 
     return build
 
+
+GEMMA = {
+    "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+CAPPED = {"attn_implementation": "eager", "attn_logit_softcapping": 2.0, "final_logit_softcapping": 2.0}
+MULTIPLIERS = {
+    "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3, "logits_scaling": 2.0,
+}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}  # fmt: skip
+GROUPED_EXPERTS = {
+    "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
 
 DECODERS = (
     Architecture("gptj", _causal("GPTJ", n_positions=16, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_inner=64)),
@@ -72,31 +89,18 @@ DECODERS = (
         _causal("Falcon", new_decoder_architecture=True, num_kv_heads=2, ffn_hidden_size=64),
         single_axes=True,
     ),
-    Architecture("falcon-alibi", _causal("Falcon", multi_query=False, alibi=True, bias=True, parallel_attn=False)),
+    Architecture(
+        "falcon-alibi",
+        _causal("Falcon", multi_query=False, alibi=True, bias=True, parallel_attn=False, ffn_hidden_size=64),
+    ),
     Architecture("mistral", _causal("Mistral", sliding_window=4)),
     Architecture("qwen2", _causal("Qwen2")),
-    Architecture(
-        "gemma2",
-        _causal(
-            "Gemma2",
-            head_dim=8,
-            sliding_window=4,
-            query_pre_attn_scalar=8,
-            attn_logit_softcapping=2.0,
-            final_logit_softcapping=2.0,
-        ),
-        single_axes=True,
-    ),  # fmt: skip
-    Architecture("gemma3", _causal("Gemma3", head_dim=8, sliding_window=4, query_pre_attn_scalar=8)),
+    Architecture("gemma2", _causal("Gemma2", **GEMMA, **CAPPED), single_axes=True),
+    Architecture("gemma3", _causal("Gemma3", "Gemma3TextConfig", **GEMMA)),
     Architecture("phi3", _causal("Phi3"), single_axes=True),
     Architecture("stablelm", _causal("StableLm", use_qkv_bias=True, qk_layernorm=True)),
     Architecture("olmo2", _causal("Olmo2")),
-    Architecture(
-        "granite",
-        _causal(
-            "Granite", embedding_multiplier=2.0, residual_multiplier=0.5, attention_multiplier=0.3, logits_scaling=2.0
-        ),
-    ),
+    Architecture("granite", _causal("Granite", **MULTIPLIERS)),
 )
 
 MIXTURES = (
@@ -105,14 +109,7 @@ MIXTURES = (
         "qwen3-moe",
         _causal("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True),
     ),
-    Architecture(
-        "deepseek-v3",
-        _causal(
-            "DeepseekV3", num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=8, num_experts_per_tok=2,
-            n_group=4, topk_group=2, first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16,
-            qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=8,
-        ),
-    ),
-)  # fmt: skip
+    Architecture("deepseek-v3", _causal("DeepseekV3", **LATENT, **GROUPED_EXPERTS)),
+)
 
 ARCHITECTURES = (*DECODERS, *MIXTURES)
