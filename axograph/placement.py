@@ -32,8 +32,26 @@ class SubDim:
         return f"{self.size}/{'.'.join(self.axes)}" if self.axes else str(self.size)
 
     def local(self, grid: Grid) -> int:
-        """The number of positions on one rank."""
-        return self.size // grid.extent(self.axes)
+        """The number of positions on one rank, the same on all: where the axes do not divide, the last are padding."""
+        return -(-self.size // grid.extent(self.axes))
+
+    def is_even(self, grid: Grid) -> bool:
+        """Whether no rank has padding."""
+        return self.size % grid.extent(self.axes) == 0
+
+    def levels(self, grid: Grid) -> list[tuple[str, int, int]]:
+        """For each axis, outermost first: the axis, the positions that it divides, and those of each part.
+
+        >>> SubDim(6, ("x", "y")).levels(Grid(2, 2, 1, 1))
+        [('x', 6, 3), ('y', 3, 2)]
+        """
+        found = []
+        size = self.size
+        for axis in self.axes:
+            part = -(-size // grid[axis])
+            found.append((axis, size, part))
+            size = part
+        return found
 
 
 Dim = tuple[SubDim, ...]
@@ -91,16 +109,23 @@ class Placement:
         """The number of elements on one rank."""
         return math.prod(self.local_shape(grid))
 
+    def is_even(self, grid: Grid) -> bool:
+        """Whether every cut divides its dim, so that no rank has padding."""
+        return all(sub.is_even(grid) for dim in self.dims for sub in dim)
+
     def reduced(self) -> Placement:
         """The same placement with nothing pending."""
         return replace(self, partial=())
 
-    def simplified(self) -> Placement:
-        """The shortest equal placement: `(12/x 64)` is `768/x`, `(3 4)` is `12`."""
-        return replace(self, dims=tuple(_merged(dim) for dim in self.dims))
+    def simplified(self, grid: Grid | None = None) -> Placement:
+        """The shortest equal placement: `(12/x 64)` is `768/x`, `(3 4)` is `12`.
+
+        On a grid that cuts one of the factors unevenly, that factor stays: `(5/x 8)` is not `40/x` there.
+        """
+        return replace(self, dims=tuple(_merged(dim, grid) for dim in self.dims))
 
     def check(self, grid: Grid) -> None:
-        """Raise `PlacementError` unless every cut is even and no axis is used twice."""
+        """Raise `PlacementError` if an axis is used twice."""
         used = [a for dim in self.dims for sub in dim for a in sub.axes] + [axis for axis, _ in self.partial]
         twice = sorted({axis for axis in used if used.count(axis) > 1})
         if twice:
@@ -111,21 +136,12 @@ class Placement:
                 rule="an axis cuts one dim, or is pending, but not both",
                 remedy=f"name {twice[0]} once",
             )
-        for sub in (sub for dim in self.dims for sub in dim):
-            if sub.size % grid.extent(sub.axes):
-                raise PlacementError(
-                    f"{sub} does not divide on grid {grid}",
-                    asked=str(self),
-                    given=f"a size of {sub.size} over {grid.extent(sub.axes)} ranks",
-                    rule="a cut is even",
-                    remedy="cut another dim, or choose a grid whose axes divide this size",
-                )
 
 
-def _merged(dim: Dim) -> Dim:
+def _merged(dim: Dim, grid: Grid | None) -> Dim:
     merged: list[SubDim] = []
     for sub in dim:
-        if merged and not sub.axes:
+        if merged and not sub.axes and (grid is None or merged[-1].is_even(grid)):
             merged[-1] = SubDim(merged[-1].size * sub.size, merged[-1].axes)
         elif merged and merged[-1].size == 1 and not merged[-1].axes:
             merged[-1] = sub

@@ -147,23 +147,15 @@ def test_simplified_holds_the_same_elements_on_every_rank(placement: Placement) 
             assert _indices(short_dim, grid, at) == _indices(dim, grid, at)
 
 
-@given(divisible)
-def test_check_accepts_exactly_the_even_cuts(placement: Placement) -> None:
-    grid = Grid(2, 2, 2, 2)
-    if _divides(placement, grid):
-        placement.check(grid)
-    else:
-        with pytest.raises(PlacementError, match="does not divide"):
-            placement.check(grid)
-
-
-def test_an_uneven_cut_is_refused() -> None:
-    with pytest.raises(PlacementError, match=r"^12/x\.y does not divide on grid x=2 y=4 z=1 data=1\n") as refusal:
-        Placement.parse("f32[12/x.y]").check(Grid(2, 4, 1, 1))
-    assert refusal.value.asked == "f32[12/x.y]"
-    assert refusal.value.given == "a size of 12 over 8 ranks"
-    assert refusal.value.rule == "a cut is even"
-    assert "cut another dim" in refusal.value.remedy
+def test_parts_of_an_uneven_cut_are_equally_long() -> None:
+    grid = Grid(2, 4, 1, 1)
+    placement = Placement.parse("f32[12/x.y, (5/y 8)]")
+    assert placement.local_shape(grid) == (2, 16)
+    assert not placement.is_even(grid)
+    assert placement.simplified(grid) == placement
+    assert str(placement.simplified()) == "f32[12/x.y, 40/y]"
+    assert placement.is_even(Grid(2, 1, 1, 1))
+    assert placement.dims[0][0].levels(grid) == [("x", 12, 6), ("y", 6, 2)]
 
 
 @pytest.mark.parametrize("text", ["[8/x, 8/x]", "[8/x.x]", "[8/x] partial(x)"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from axograph.passes.rewrite import finish
 from axograph.passes.sharding.arguments import Value, is_pick, output_tensors, resolve, tensor_of
 from axograph.passes.sharding.collectives import LocalEmitter
 from axograph.passes.sharding.reshard import Resharder
-from axograph.passes.sharding.rule import Strategy
+from axograph.passes.sharding.rule import Rule, Strategy
 from axograph.passes.sharding.rules import rule_of
 from axograph.placement import Placement
 from axograph.torch_private import fake_tensor_mode
@@ -94,9 +95,10 @@ class _Localizer:
     def _operator(self, node: fx.Node) -> None:
         strategy = facts(node).strategy
         assert isinstance(strategy, Strategy)
-        wanted = iter(strategy.inputs)
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self._argument(argument, wanted, node))
-        lower = rule_of(node).lower
+        rule = rule_of(node)
+        wanted = enumerate(strategy.inputs)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self._argument(argument, wanted, rule))
+        lower = rule.lower
         if lower is not None:
             made = lower(self.emit, node, tuple(args), dict(kwargs), strategy)
         else:
@@ -129,7 +131,7 @@ class _Localizer:
         picked.meta = {"val": made.meta["val"][index], FACTS: replace(facts(made), placements=())}
         return picked
 
-    def _argument(self, argument: fx.Node, wanted: Iterator[Placement], user: fx.Node) -> fx.Node:
+    def _argument(self, argument: fx.Node, wanted: Iterator[tuple[int, Placement]], rule: Rule) -> fx.Node:
         if not isinstance(argument.meta.get("val"), torch.Tensor):
             maker, index = resolve(argument)
             made: fx.Node = self.made[maker]
@@ -138,7 +140,22 @@ class _Localizer:
             picked = self.emit.graph.call_function(operator.getitem, (made, index))
             picked.meta = {"val": made.meta["val"][index]}
             return picked
-        return self.fetch(resolve(argument), next(wanted))
+        at, placement = next(wanted)
+        fetched = self.fetch(resolve(argument), placement)
+        return fetched if placement.is_even(self.grid) else self._filled(fetched, placement, rule, at)
+
+    def _filled(self, x: fx.Node, placement: Placement, rule: Rule, at: int) -> fx.Node:
+        """An input of an operator, with its padding set to what the operator can take there."""
+        for dim, factors in enumerate(rule.inputs[at]):
+            inside = rule.sizes_of(factors)
+            for atom, sub in enumerate(placement.dims[dim]):
+                if not sub.is_even(self.grid):
+                    within = math.prod(s.size for s in placement.dims[dim][atom + 1 :])
+                    factor = next(name for name, low, high in inside if low <= within < high)
+                    fill = rule.fill_of(factor, at)
+                    if fill is not None:
+                        x = self.emit.filled(x, placement, (dim, atom), fill)
+        return x
 
     def fetch(self, value: Value, target: Placement) -> fx.Node:
         """A tensor at a placement, by the cheapest reshard, once."""

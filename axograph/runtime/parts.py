@@ -1,10 +1,14 @@
-"""The part of a global tensor that a rank holds, and the whole again from all parts."""
+"""The part of a global tensor that a rank holds, and the whole again from all parts.
+
+An axis that does not divide a dim leaves padding (zeros) at the end of the last parts, so that all are equally long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 
 from axograph.grid import CUT_ORDER, Grid
 from axograph.placement import Placement
@@ -12,9 +16,8 @@ from axograph.placement import Placement
 
 def local_part(tensor: torch.Tensor, placement: Placement, grid: Grid, coordinate: Mapping[str, int]) -> torch.Tensor:
     """A rank's part of a global tensor; a view where it can be."""
-    shape, index = _divided(placement, grid)
-    part = tensor.reshape(shape)
-    for dim in reversed(range(len(shape))):
+    part, index = _divided(tensor, placement, grid)
+    for dim in reversed(range(len(index))):
         axis = index[dim]
         if axis is not None:
             part = part.select(dim, coordinate[axis])
@@ -23,8 +26,7 @@ def local_part(tensor: torch.Tensor, placement: Placement, grid: Grid, coordinat
 
 def stack_parts(tensor: torch.Tensor, placement: Placement, grid: Grid) -> torch.Tensor:
     """The parts of all ranks, `[*grid in CUT_ORDER, *local shape]`; copies share storage."""
-    shape, index = _divided(placement, grid)
-    split = tensor.reshape(shape)
+    split, index = _divided(tensor, placement, grid)
     front = [index.index(axis) for axis in CUT_ORDER if axis in index]
     rest = [dim for dim, axis in enumerate(index) if axis is None]
     moved = split.permute([*front, *rest])
@@ -36,29 +38,51 @@ def stack_parts(tensor: torch.Tensor, placement: Placement, grid: Grid) -> torch
 
 def join_parts(stacked: torch.Tensor, placement: Placement, grid: Grid) -> torch.Tensor:
     """The global tensor from the parts of all ranks; of copies, the first is taken."""
-    shape, index = _divided(placement, grid)
+    subs = [sub for dim in placement.dims for sub in dim]
+    cut = [axis for axis in CUT_ORDER if any(axis in sub.axes for sub in subs)]
     for dim, axis in enumerate(CUT_ORDER):
-        if axis not in index:
+        if axis not in cut:
             stacked = stacked.narrow(dim, 0, 1)
-    cut = [axis for axis in CUT_ORDER if axis in index]
-    local = [size for size, axis in zip(shape, index, strict=True) if axis is None]
-    split = stacked.reshape([*(grid[axis] for axis in cut), *local])
+    joined = stacked.reshape([*(grid[axis] for axis in cut), *(sub.local(grid) for sub in subs)])
     places: list[int] = []
-    inner = iter(range(len(cut), len(cut) + len(local)))
-    for along in index:
-        places.append(cut.index(along) if along is not None else next(inner))
-    return split.permute(places).reshape(placement.shape)
+    for position, sub in enumerate(subs):
+        places += [cut.index(axis) for axis in sub.axes] + [len(cut) + position]
+    joined = joined.permute(places)
+    for dim, sub in enumerate(subs):  # each sub-dim is now its axes, outermost first, and what is left of it
+        for level, (_, size, _) in reversed(list(enumerate(sub.levels(grid)))):
+            joined = joined.flatten(dim + level, dim + level + 1).narrow(dim + level, 0, size)
+    return joined.reshape(placement.shape)
 
 
-def _divided(placement: Placement, grid: Grid) -> tuple[list[int], list[str | None]]:
-    """The shape with every cut taken apart, and for each of its dims the axis that it runs along, or None."""
-    shape: list[int] = []
+def padded(part: torch.Tensor, placement: Placement, grid: Grid) -> torch.Tensor:
+    """A shard as others hold it, without padding, as long as every rank's part."""
+    missing = [want - have for want, have in zip(placement.local_shape(grid), part.shape, strict=True)]
+    if not any(missing):
+        return part
+    return F.pad(part, [amount for size in reversed(missing) for amount in (0, size)])
+
+
+def trimmed(part: torch.Tensor, placement: Placement, grid: Grid, coordinate: Mapping[str, int]) -> torch.Tensor:
+    """A rank's part without padding: a view."""
+    for dim, subs in enumerate(placement.dims):
+        if len(subs) == 1 and not subs[0].is_even(grid):
+            length = subs[0].size
+            for axis, _, size in subs[0].levels(grid):
+                length = min(size, max(length - coordinate[axis] * size, 0))
+            part = part.narrow(dim, 0, length)
+    return part
+
+
+def _divided(tensor: torch.Tensor, placement: Placement, grid: Grid) -> tuple[torch.Tensor, list[str | None]]:
+    """The tensor with every cut taken apart, and for each of its dims the axis that it runs along, or None."""
+    split = tensor.reshape([sub.size for dim in placement.dims for sub in dim])
     index: list[str | None] = []
-    for dim in placement.dims:
-        for sub in dim:
-            for axis in sub.axes:
-                shape.append(grid[axis])
-                index.append(axis)
-            shape.append(sub.local(grid))
-            index.append(None)
-    return shape, index
+    for sub in (sub for dim in placement.dims for sub in dim):
+        for axis, size, part in sub.levels(grid):
+            dim, missing = len(index), grid[axis] * part - size
+            if missing:
+                split = F.pad(split, [0, 0] * (split.dim() - 1 - dim) + [0, missing])
+            split = split.unflatten(dim, (grid[axis], part))
+            index.append(axis)
+        index.append(None)
+    return split, index

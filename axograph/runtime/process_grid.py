@@ -18,7 +18,7 @@ from axograph.grid import CUT_ORDER, Grid
 from axograph.placement import Placement
 from axograph.runtime.agreement import agree, shared_failure
 from axograph.runtime.boxed import Boxed, boxed
-from axograph.runtime.parts import local_part
+from axograph.runtime.parts import local_part, padded, trimmed
 from axograph.torch_private import collective_op, local_tensor, move_shard, strided_shard
 
 _GROUP_ARGUMENT = {"all_reduce": 2, "all_gather_into_tensor": 2, "reduce_scatter_tensor": 3, "all_to_all_single": 3}
@@ -82,8 +82,8 @@ class ProcessGrid:
                 parameter = model.get_parameter(name)
                 if parameter.placements != self.placements(placement):  # type: ignore[attr-defined]
                     whole = local_tensor(parameter)
-                    part = local_part(whole, placement, self.grid, self.position).clone()
-                    move_shard(parameter, self._wrap(part, placement))
+                    part = local_part(whole, placement, self.grid, self.position)
+                    move_shard(parameter, self._wrap(part, placement, copy=True))
 
     def loadable(self, model: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Full tensors cut as the parameters of their names are stored."""
@@ -134,7 +134,8 @@ class ProcessGrid:
         """This rank's part of a global tensor, or the shard of a DTensor."""
         if isinstance(tensor, DTensor):
             wanted = self.placements(placement)
-            return local_tensor(tensor if tensor.placements == wanted else tensor.redistribute(self.mesh, wanted))
+            shard = local_tensor(tensor if tensor.placements == wanted else tensor.redistribute(self.mesh, wanted))
+            return padded(shard, placement, self.grid)
         return local_part(tensor, placement, self.grid, self.position).contiguous()
 
     def coordinate(self, axis: str) -> torch.Tensor:
@@ -160,7 +161,10 @@ class ProcessGrid:
                 before *= sub.size
         return tuple(found.get(axis, Replicate()) for axis in self.axes)
 
-    def _wrap(self, part: torch.Tensor, placement: Placement) -> DTensor:
+    def _wrap(self, part: torch.Tensor, placement: Placement, copy: bool = False) -> DTensor:
+        """A rank's part as a shard: without padding."""
+        part = trimmed(part, placement, self.grid, self.position)
+        part = part.clone() if copy else part
         shape = torch.Size(placement.shape)
         stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(

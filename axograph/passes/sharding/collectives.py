@@ -18,7 +18,7 @@ from axograph.cost_model.protocol import Collective
 from axograph.grid import Grid
 from axograph.passes.rewrite import Emitter
 from axograph.passes.sharding.reshard import Atom, Path
-from axograph.placement import Placement
+from axograph.placement import Placement, SubDim
 from axograph.torch_private import collective_op
 
 aten = torch.ops.aten
@@ -48,13 +48,39 @@ class LocalEmitter(Emitter):
         self._inherit(node)
         return node
 
-    def coordinate(self, axes: tuple[str, ...]) -> fx.Node:
-        """This rank's position along several axes together, the first being outermost; a scalar."""
-        position = self.coordinates[axes[0]]
-        for axis in axes[1:]:
-            position = self.call(aten.mul.Scalar, position, self.grid[axis])
-            position = self.call(aten.add.Tensor, position, self.coordinates[axis])
+    def first(self, sub: SubDim) -> fx.Node:
+        """The first position of this rank's part of a sub-dim; a scalar."""
+        position: fx.Node | None = None
+        for axis, _, part in sub.levels(self.grid):
+            at = self.call(aten.mul.Scalar, self.coordinates[axis], part)
+            position = at if position is None else self.call(aten.add.Tensor, position, at)
+        assert position is not None
         return position
+
+    def beyond(self, position: fx.Node, sub: SubDim) -> fx.Node | None:
+        """Whether positions, counted from the first of this rank's part, lie in padding; None where there is none."""
+        found: fx.Node | None = None
+        for axis, size, part in reversed(sub.levels(self.grid)):
+            before = self.call(aten.mul.Scalar, self.coordinates[axis], part)
+            position = self.call(aten.add.Tensor, position, before)
+            if self.grid[axis] * part > size:
+                over = self.call(aten.ge.Scalar, position, size)
+                found = over if found is None else self.call(aten.logical_or.default, found, over)
+        return found
+
+    def filled(self, x: fx.Node, placement: Placement, atom: Atom, value: float) -> fx.Node:
+        """A local tensor with this value wherever an atom of it has padding."""
+        tensor = x.meta["val"]
+        dim = atom[0]
+        outer, size, inner = _around(placement, atom, self.grid)
+        positions = self.call(aten.arange.start_step, 0, size, 1, dtype=torch.int64, device=tensor.device)
+        padding = self.beyond(positions, placement.dims[dim][atom[1]])
+        assert padding is not None
+        if outer * inner > 1:
+            padding = self.call(aten.expand.default, self._shaped(padding, [1, size, 1]), [outer, size, inner])
+        mask = self._shaped(padding, [outer * size * inner, *(1 for _ in tensor.shape[dim + 1 :])])
+        fill = value if tensor.is_floating_point() or tensor.is_complex() else int(value)
+        return self.call(aten.masked_fill.Scalar, x, mask, fill)
 
     def all_reduce(self, x: fx.Node, axes: tuple[str, ...], kind: str) -> fx.Node:
         """The sum or maximum over the ranks along these axes."""
@@ -99,15 +125,25 @@ class LocalEmitter(Emitter):
 
     def _slice(self, x: fx.Node, before: Placement, atom: Atom, axis: str) -> fx.Node:
         """This rank's part of an atom, chosen by its coordinate."""
+        dim, count = atom[0], self.grid[axis]
+        parts, part = self._in_parts(x, before, atom, count)
+        index = self.call(aten.reshape.default, self.coordinates[axis], [1])
+        return self._shaped(self.call(aten.index_select.default, parts, dim + 1, index), part)
+
+    def _in_parts(self, x: fx.Node, before: Placement, atom: Atom, count: int) -> tuple[fx.Node, list[int]]:
+        """The tensor with the parts of an atom as dims of their own, `[..., outer, count, rest, ...]`; a part's shape.
+
+        Where the atom does not divide, its end is padded with zeros.
+        """
         shape = list(x.meta["val"].shape)
         outer, size, inner = _around(before, atom, self.grid)
-        count = self.grid[axis]
-        dim = atom[0]
-        split = [*shape[:dim], outer, count, size // count * inner, *shape[dim + 1 :]]
-        parts = self._shaped(x, split)
-        index = self.call(aten.reshape.default, self.coordinate((axis,)), [1])
-        part = self.call(aten.index_select.default, parts, dim + 1, index)
-        return self._shaped(part, [*shape[:dim], shape[dim] // count, *shape[dim + 1 :]])
+        dim, length = atom[0], -(-size // count)
+        if count * length > size:
+            x = self._shaped(x, [*shape[:dim], outer, size, inner, *shape[dim + 1 :]])
+            behind = [0, 0] * (len(shape) - dim)
+            x = self.call(aten.constant_pad_nd.default, x, [*behind, 0, count * length - size])
+        x = self._shaped(x, [*shape[:dim], outer, count, length * inner, *shape[dim + 1 :]])
+        return x, [*shape[:dim], outer * length * inner, *shape[dim + 1 :]]
 
     def _all_gather(self, x: fx.Node, before: Placement, atom: Atom, axis: str) -> fx.Node:
         """Every rank's part of an atom, one after the other."""
@@ -119,29 +155,35 @@ class LocalEmitter(Emitter):
         start = self.call(collective_op("all_gather_into_tensor"), sent, count, axis)
         self._describe(start, "all_gather", (axis,), start)
         gathered = self._received(self.call(collective_op("wait_tensor"), start), dtype)
-        return self._placed_in_front(gathered, shape, atom[0], outer, size * inner, count)
+        kept = before.dims[atom[0]][atom[1]].levels(self.grid)[-1][1]
+        return self._placed_in_front(gathered, shape, atom[0], (outer, size, inner), count, kept)
 
     def _placed_in_front(
-        self, stacked: fx.Node, shape: list[int], dim: int, outer: int, rest: int, count: int
+        self, stacked: fx.Node, shape: list[int], dim: int, around: tuple[int, int, int], count: int, kept: int
     ) -> fx.Node:
-        """Parts stacked along dim 0, each put in front of its place inside a dim."""
-        result = [*shape[:dim], shape[dim] * count, *shape[dim + 1 :]]
-        if dim == 0 and outer == 1:
-            return self._shaped(stacked, result)
-        split = [count, *shape[:dim], outer, rest, *shape[dim + 1 :]]
-        order = [*range(1, dim + 2), 0, *range(dim + 2, len(split))]
-        return self._shaped(self.call(aten.permute.default, self._shaped(stacked, split), order), result)
+        """Parts of an atom, stacked along dim 0, one after the other inside a dim; `kept` positions, less the padding.
+
+        `shape` is that of a part, `around` the sizes outside the atom, of it, and inside it in the dim.
+        """
+        outer, size, inner = around
+        x = stacked
+        if dim > 0 or outer > 1:
+            split = [count, *shape[:dim], outer, size * inner, *shape[dim + 1 :]]
+            order = [*range(1, dim + 2), 0, *range(dim + 2, len(split))]
+            x = self.call(aten.permute.default, self._shaped(x, split), order)
+        if kept < count * size:
+            x = self._shaped(x, [*shape[:dim], outer, count * size, inner, *shape[dim + 1 :]])
+            x = self.call(aten.slice.Tensor, x, dim + 1, 0, kept)
+        return self._shaped(x, [*shape[:dim], outer * kept * inner, *shape[dim + 1 :]])
 
     def _stacked(self, x: fx.Node, before: Placement, atom: Atom, count: int) -> tuple[fx.Node, list[int]]:
         """The parts of an atom stacked along a new dim 0, and the shape of one part."""
-        shape = list(x.meta["val"].shape)
-        outer, size, inner = _around(before, atom, self.grid)
-        dim = atom[0]
-        part = [*shape[:dim], shape[dim] // count, *shape[dim + 1 :]]
-        split = [*shape[:dim], outer, count, size // count * inner, *shape[dim + 1 :]]
-        order = [dim + 1, *range(dim + 1), *range(dim + 2, len(split))]
-        moved = x if dim == 0 and outer == 1 else self.call(aten.permute.default, self._shaped(x, split), order)
-        return self._contiguous(self._shaped(moved, [count, *part])), part
+        dim, outer = atom[0], _around(before, atom, self.grid)[0]
+        parts, part = self._in_parts(x, before, atom, count)
+        if dim > 0 or outer > 1:
+            order = [dim + 1, *range(dim + 1), *range(dim + 2, parts.meta["val"].dim())]
+            parts = self.call(aten.permute.default, parts, order)
+        return self._contiguous(self._shaped(parts, [count, *part])), part
 
     def _reduce_scatter(self, x: fx.Node, before: Placement, atom: Atom, axis: str, kind: str) -> fx.Node:
         """The sum over the ranks, each rank keeping its part of an atom."""
@@ -162,13 +204,13 @@ class LocalEmitter(Emitter):
         start = self.call(collective_op("all_to_all_single"), sent, splits, splits, axis)
         self._describe(start, "all_to_all", (axis,), sent)
         received = self._received(self.call(collective_op("wait_tensor"), start), dtype)
-        dim = source[0]
-        outer, size, inner = _around(before, source, self.grid)
-        rest = size * inner
-        if dim == target[0]:
-            outer, rest = _around_in_part(before, source, target, self.grid, count)
-        result = self._placed_in_front(received, part, dim, outer, rest, count)
-        return result
+        local = [sub.local(self.grid) for sub in before.dims[source[0]]]
+        if source[0] == target[0]:
+            local[target[1]] = -(-local[target[1]] // count)
+        at = source[1]
+        around = math.prod(local[:at]), local[at], math.prod(local[at + 1 :])
+        kept = before.dims[source[0]][at].levels(self.grid)[-1][1]
+        return self._placed_in_front(received, part, source[0], around, count, kept)
 
     def _sendable(self, x: fx.Node) -> tuple[fx.Node, torch.dtype]:
         """Booleans travel as bytes, complex numbers as pairs of real ones."""
@@ -209,10 +251,3 @@ def _around(placement: Placement, atom: Atom, grid: Grid) -> tuple[int, int, int
     dim, at = placement.dims[atom[0]], atom[1]
     local = [sub.local(grid) for sub in dim]
     return math.prod(local[:at]), local[at], math.prod(local[at + 1 :])
-
-
-def _around_in_part(placement: Placement, source: Atom, target: Atom, grid: Grid, count: int) -> tuple[int, int]:
-    """The same for the source atom once the target atom of the same dim is cut in `count`."""
-    local = [sub.local(grid) for sub in placement.dims[source[0]]]
-    local[target[1]] //= count
-    return math.prod(local[: source[1]]), math.prod(local[source[1] :])

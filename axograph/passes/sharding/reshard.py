@@ -60,6 +60,8 @@ class Resharder:
         self._paths: dict[tuple[Placement, Placement, str, int], Path] = {}
         self._numbers: dict[Placement, int] = {}
         self._codes: list[Code] = []
+        self._padding: list[float] = []
+        """For each number, by how much padding lengthens a tensor that lies so."""
         self._code_numbers: dict[object, int] = {}
         self._ways: dict[Pattern, Ways] = {}
         self._bound: dict[tuple[Pattern, tuple[str, ...]], _Bound] = {}
@@ -100,13 +102,19 @@ class Resharder:
     def _number(self, placement: Placement) -> int:
         known = self._numbers.get(placement)
         if known is None:
-            code = Code.of(placement)
-            key = (tuple(sorted(code.cuts.items())), code.pending)
+            code, padding = Code.of(placement), self._lengthened(placement)
+            key = (tuple(sorted(code.cuts.items())), code.pending, padding)
             known = self._code_numbers.setdefault(key, len(self._codes))
             if known == len(self._codes):
                 self._codes.append(code)
+                self._padding.append(padding)
             self._numbers[placement] = known
         return known
+
+    def _lengthened(self, placement: Placement) -> float:
+        """The elements of all parts over those of the tensor: more than 1 where a cut is uneven."""
+        subs = (sub for dim in placement.dims for sub in dim if sub.axes)
+        return math.prod(sub.local(self.grid) * self.grid.extent(sub.axes) / sub.size for sub in subs)
 
     def _cost_s(self, source: int, target: int, size_bytes: int, dtype: str) -> float:
         if source == target:
@@ -116,7 +124,7 @@ class Resharder:
             aligned = align(self._codes[source], self._codes[target])
             pair = self._pairs[source, target] = (self._bind(aligned), self.grid.extent(aligned.common))
         bound, ranks = pair
-        key = (size_bytes // ranks, dtype)
+        key = (int(size_bytes * max(self._padding[source], self._padding[target])) // ranks, dtype)
         cost_s = bound.costs_s.get(key)
         if cost_s is None:
             cost_s, _ = bound.ways.cheapest(self._prices_s(bound, *key))
@@ -137,7 +145,8 @@ class Resharder:
     def _plan(self, source: Placement, target: Placement, dtype: str, element_bytes: int) -> Path:
         aligned = align(Code.of(source), Code.of(target))
         bound = self._bind(aligned)
-        size_bytes = math.prod(source.shape) * element_bytes // self.grid.extent(aligned.common)
+        padding = max(self._lengthened(source), self._lengthened(target))
+        size_bytes = int(math.prod(source.shape) * element_bytes * padding) // self.grid.extent(aligned.common)
         prices_s = self._prices_s(bound, size_bytes, dtype)
         cost_s, way = bound.ways.cheapest(prices_s)
         if math.isinf(cost_s):

@@ -44,6 +44,13 @@ class Rule:
     """Outputs that are the same on all ranks, whatever is cut: the state of a generator, an empty tensor."""
     statistics: Mapping[str, int] = field(default_factory=dict)
     """For a factor that `lower` can cut: how many all-reduces of a tensor without that factor it needs."""
+    paddable: frozenset[str] | None = None
+    """Factors that axes may cut unevenly, the last parts padded. None: all of them where the operator is emitted as it
+    is, but not those with statistics; none where `lower` emits another."""
+    fill: float = 0.0
+    """What padding is set to before a factor with statistics, or one reduced to a maximum, is worked along."""
+    positions: frozenset[int] = frozenset()
+    """Inputs that are positions in another tensor: in padding they are set to 0, which is one."""
     flops: float = 0.0
     """Floating-point operations of the whole operator."""
     is_view: bool = False
@@ -52,6 +59,35 @@ class Rule:
     """How to emit the operator on local tensors; None: the same operator, with the same other arguments."""
     known: bool = True
     """False for the rule of an operator without one: everything whole."""
+
+    def pads(self, factor: str) -> bool:
+        """Whether axes may cut a factor unevenly."""
+        if self.paddable is not None:
+            return factor in self.paddable
+        return (self.lower is None or self.is_view) and factor not in self.statistics
+
+    def sizes_of(self, dim: tuple[str, ...]) -> list[tuple[str, int, int]]:
+        """The factors of a dim, each with the product of the sizes inside it, and that including itself."""
+        found = []
+        inside = 1
+        for factor in reversed(dim):
+            found.append((factor, inside, inside * self.sizes[factor]))
+            inside *= self.sizes[factor]
+        return found
+
+    def fill_of(self, factor: str, input_: int) -> float | None:
+        """What the padding of a factor must be in an input; None where anything may be there."""
+        if factor in self.leading:  # `lower` looks up only what is there
+            return None
+        if input_ in self.positions:
+            return 0.0
+        summed = any(
+            term is not None and i not in self.copied and factor not in {name for dim in term for name in dim}
+            for i, term in enumerate(self.outputs)
+        )
+        if factor in self.statistics or (summed and self.reduction == "max"):
+            return self.fill
+        return 0.0 if summed else None
 
     def __str__(self) -> str:
         ins = ", ".join(_term_text(term, self.whole) for term in self.inputs)
@@ -67,6 +103,8 @@ class Strategy:
     outputs: tuple[Placement | None, ...]
     cuts: Mapping[str, tuple[str, ...]]
     """The axes that cut each factor; factors that are not named are whole."""
+    parts: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """The size of each part of a factor that is cut, and the axes that cut it."""
     chosen: Mapping[str, Any] = field(default_factory=dict)
     """What each axis does, as the search wrote it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,7 +21,7 @@ from axograph.passes.sharding.arguments import Value, output_tensors, tensor_arg
 from axograph.passes.sharding.atoms import Atoms
 from axograph.passes.sharding.partners import Partner
 from axograph.passes.sharding.rule import Rule, Strategy
-from axograph.passes.sharding.strategies import Choice, Cut, Options, place
+from axograph.passes.sharding.strategies import Choice, Cut, Options, may_pad, place
 from axograph.passes.sharding.survey import Survey
 from axograph.placement import Placement
 
@@ -157,7 +158,7 @@ class States:
         for placed, tensor in zip((*strategy.inputs, *strategy.outputs), (*tensors, *made), strict=True):
             if placed is not None and tensor is not None:
                 size += placed.local_elements(self.grid) * tensor.element_size()
-        share = self.grid.extent({axis for axes in strategy.cuts.values() for axis in axes})
+        share = math.prod(size / -(-size // self.grid.extent(axes)) for size, axes in strategy.parts)
         result = next(tensor for tensor in made if tensor is not None)
         dtype = DTYPE_NAMES.get(result.dtype, "f32")
         work = Compute(op=str(node.target), flops=rule.flops / share, size_bytes=float(size), dtype=dtype)
@@ -246,7 +247,7 @@ def _passing_together(strategies: list[Strategy], axes: Iterable[str]) -> list[S
 
 
 def _combinations(atoms: Atoms, choices: Mapping[str, Sequence[tuple[int, int] | None]], grid: Grid) -> list[Placement]:
-    """The placements in which each axis cuts one of its places evenly, and which a DTensor can express."""
+    """The placements in which each axis cuts one of its places, and which a DTensor can express."""
     axes = [axis for axis in CUT_ORDER if axis in choices]
     found: dict[Placement, None] = {}
     for combination in product(*(choices[axis] for axis in axes)):
@@ -254,10 +255,20 @@ def _combinations(atoms: Atoms, choices: Mapping[str, Sequence[tuple[int, int] |
         for axis, where in zip(axes, combination, strict=True):
             if where is not None:
                 cuts.setdefault(where, []).append(axis)
-        even = all(atoms[dim][atom] % grid.extent(taken) == 0 for (dim, atom), taken in cuts.items())
-        if even and _expressible(cuts):
+        if all(_holds(atoms[dim], atom, taken, grid) for (dim, atom), taken in cuts.items()) and _expressible(cuts):
             found[place(atoms, cuts)] = None
     return list(found)
+
+
+def _holds(sizes: Sequence[int], atom: int, axes: Sequence[str], grid: Grid) -> bool:
+    """Whether axes may cut an atom: evenly, or, where it is the whole dim, with a remainder at the innermost axis.
+
+    The shards of a DTensor are cut one axis after the other, each into parts as long as the first but for the last.
+    """
+    size, outer = sizes[atom], grid.extent(axes[:-1])
+    if size % grid.extent(axes) == 0:
+        return True
+    return len(sizes) == 1 and size % outer == 0 and may_pad(size // outer, grid[axes[-1]])
 
 
 def _expressible(cuts: Mapping[tuple[int, int], Sequence[str]]) -> bool:

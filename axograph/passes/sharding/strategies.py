@@ -26,6 +26,9 @@ class Pass:
     inputs: frozenset[int]
 
 
+MOST_PADDED = 1.6
+"""The most that padding may lengthen a dim: 5 rows over 4 ranks, which become 8."""
+
 Choice = Cut | Pass | None
 """What one axis does at an operator; None: every rank along it does the same work."""
 
@@ -48,12 +51,13 @@ class Options:
         return [None, *(Cut(unit) for unit in self.units), *(Pass(inputs) for inputs in self.rule.linear)]
 
     def strategy(self, chosen: Mapping[str, Choice], grid: Grid) -> Strategy | None:
-        """The placements that follow from a choice for each axis; None where a cut is not even."""
+        """The placements that follow from a choice for each axis; None where a cut is not possible."""
         cut_inputs: list[dict[tuple[int, int], list[str]]] = [{} for _ in self.inputs]
         cut_outputs: list[dict[tuple[int, int], list[str]]] = [{} for _ in self.outputs]
         partial_inputs: list[list[tuple[str, str]]] = [[] for _ in self.inputs]
         partial_outputs: list[list[tuple[str, str]]] = [[] for _ in self.outputs]
         cuts: dict[str, list[str]] = {}
+        taken: dict[Unit, list[str]] = {}
         for axis in CUT_ORDER:
             choice = chosen.get(axis)
             if isinstance(choice, Pass):
@@ -63,21 +67,31 @@ class Options:
                     if i not in self.rule.copied:
                         pending.append((axis, "sum"))
             elif isinstance(choice, Cut):
+                taken.setdefault(choice.unit, []).append(axis)
                 cuts.setdefault(choice.unit.factor, []).append(axis)
                 for place, table in zip(choice.unit.inputs, cut_inputs, strict=True):
                     if place is not None:
                         table.setdefault(place, []).append(axis)
                 self._cut_outputs(axis, choice.unit, cut_outputs, partial_outputs)
-        inputs = _place_all(self.inputs, cut_inputs, partial_inputs, grid)
-        outputs = _place_all(self.outputs, cut_outputs, partial_outputs, grid)
-        if inputs is None or outputs is None:
+        if not all(self._fits(unit, grid.extent(axes)) for unit, axes in taken.items()):
             return None
+        inputs = _place_all(self.inputs, cut_inputs, partial_inputs)
+        outputs = _place_all(self.outputs, cut_outputs, partial_outputs)
         return Strategy(
             inputs=tuple(p for p in inputs if p is not None),
             outputs=outputs,
             cuts={factor: tuple(axes) for factor, axes in cuts.items()},
+            parts=tuple((unit.size, tuple(axes)) for unit, axes in taken.items()),
             chosen=dict(chosen),
         )
+
+    def _fits(self, unit: Unit, ranks: int) -> bool:
+        """Whether a part of a factor can be cut over this many ranks, in all tensors that have it."""
+        tensors = [*zip(self.inputs, unit.inputs, strict=True), *zip(self.outputs, unit.outputs, strict=True)]
+        sizes = {atoms[at[0]][at[1]] for atoms, at in tensors if atoms is not None and at is not None}
+        if all(size % ranks == 0 for size in sizes):
+            return True
+        return sizes == {unit.size} and self.rule.pads(unit.factor) and may_pad(unit.size, ranks)
 
     def _cut_outputs(
         self,
@@ -103,22 +117,20 @@ class Options:
         return list(found.values())
 
 
+def may_pad(size: int, ranks: int) -> bool:
+    """Whether so many positions are worth an uneven cut: every rank has work, and most of it is not on padding."""
+    return size >= ranks and -(-size // ranks) * ranks <= MOST_PADDED * size
+
+
 def _place_all(
     atoms: Sequence[Atoms | None],
     cuts: list[dict[tuple[int, int], list[str]]],
     partial: list[list[tuple[str, str]]],
-    grid: Grid,
-) -> tuple[Placement | None, ...] | None:
-    placements: list[Placement | None] = []
-    for tensor, table, pending in zip(atoms, cuts, partial, strict=True):
-        if tensor is None:
-            placements.append(None)
-            continue
-        for (dim, atom), axes in table.items():
-            if tensor[dim][atom] % grid.extent(axes):
-                return None
-        placements.append(place(tensor, table, pending))
-    return tuple(placements)
+) -> tuple[Placement | None, ...]:
+    return tuple(
+        None if tensor is None else place(tensor, table, pending)
+        for tensor, table, pending in zip(atoms, cuts, partial, strict=True)
+    )
 
 
 def place(

@@ -19,7 +19,7 @@ def _constant(node: fx.Node) -> Rule:
     shape = node.meta["val"].shape
     names = tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(shape))
     sizes = {f"d{dim}": size for dim, size in enumerate(shape)}
-    return Rule(inputs=(), outputs=(names,), sizes=sizes, lower=_lower_constant)
+    return Rule(inputs=(), outputs=(names,), sizes=sizes, paddable=frozenset(sizes), lower=_lower_constant)
 
 
 def _lower_constant(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:

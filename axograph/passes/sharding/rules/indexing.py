@@ -46,6 +46,7 @@ def _index(node: fx.Node) -> Rule:
         sizes=sizes,
         whole=whole,
         linear=(frozenset({0}),) if floating else (),
+        positions=frozenset(range(1, len(indices) + 1)),
     )
 
 
@@ -66,6 +67,7 @@ def _index_put(node: fx.Node) -> Rule:
         sizes=sizes,
         whole=whole | {name for name in sizes if name[0] in "iv"},
         linear=(frozenset({0, len(indices) + 1}),) if values.is_floating_point() else (),
+        positions=frozenset(range(1, len(indices) + 1)),
     )
 
 

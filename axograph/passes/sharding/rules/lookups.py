@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import fx
 
 from axograph.passes.sharding.arguments import argument, tensor_arguments
 from axograph.passes.sharding.rule import Rule, Strategy, Term
+from axograph.placement import Placement
 
 aten = torch.ops.aten
 
@@ -27,13 +29,21 @@ def _passes(tensor: torch.Tensor, *inputs: int) -> tuple[frozenset[int], ...]:
     return (frozenset(inputs),) if tensor.is_floating_point() else ()
 
 
-def _local_index(emit: Any, indices: fx.Node, size: int, axes: tuple[str, ...]) -> tuple[fx.Node, fx.Node]:
-    """The positions in this rank's range of `size`, and which of them lie outside of it (there the position is 0)."""
-    first = emit.call(aten.mul.Scalar, emit.coordinate(axes), size)
+def _local_index(emit: Any, indices: fx.Node, placement: Placement | None, dim: int) -> tuple[fx.Node, fx.Node]:
+    """The positions in this rank's part of a dim, and which of them lie outside of it (there the position is 0)."""
+    assert placement is not None
+    cut, *rest = placement.dims[dim]
+    inner, size = math.prod(sub.size for sub in rest), placement.local_shape(emit.grid)[dim]
+    first = emit.first(cut)
+    if inner > 1:
+        first = emit.call(aten.mul.Scalar, first, inner)
     local = emit.call(aten.sub.Tensor, indices, first)
     outside = emit.call(
         aten.logical_or.default, emit.call(aten.lt.Scalar, local, 0), emit.call(aten.ge.Scalar, local, size)
     )
+    if not cut.is_even(emit.grid):
+        outer = local if inner == 1 else emit.call(aten.div.Scalar_mode, local, inner, rounding_mode="floor")
+        outside = emit.call(aten.logical_or.default, outside, emit.beyond(outer, cut))
     return emit.call(aten.masked_fill.Scalar, local, outside, 0), outside
 
 
@@ -56,6 +66,8 @@ def _embedding(node: fx.Node) -> Rule:
         sizes=_sizes("d", table) | _sizes("i", indices),
         leading=frozenset({"d0"}),
         linear=_passes(table, 0),
+        paddable=frozenset(_sizes("d", table) | _sizes("i", indices)),
+        positions=frozenset({1}),
         lower=_lower_embedding,
     )
 
@@ -65,7 +77,7 @@ def _lower_embedding(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy:
     axes = strategy.axes("d0")
     if not axes:
         return emit.call(node.target, table, indices, *rest, **kwargs)  # type: ignore[no-any-return]
-    local, outside = _local_index(emit, indices, table.meta["val"].shape[0], axes)
+    local, outside = _local_index(emit, indices, strategy.inputs[0], 0)
     rows = emit.call(aten.embedding.default, table, local)
     return _without(emit, rows, outside, [*outside.meta["val"].shape, 1])
 
@@ -84,6 +96,7 @@ def _embedding_backward(node: fx.Node) -> Rule:
         leading=frozenset({"d0"}),
         linear=_passes(grad, 0),
         whole=frozenset(sizes) - {"d1"} if scaled else frozenset(),
+        paddable=frozenset(sizes),
         lower=_lower_embedding_backward,
     )
 
@@ -96,7 +109,7 @@ def _lower_embedding_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, 
     placement = strategy.outputs[0]
     assert placement is not None
     size = placement.local_shape(emit.grid)[0]
-    local, outside = _local_index(emit, indices, size, axes)
+    local, outside = _local_index(emit, indices, placement, 0)
     if padding >= 0:
         outside = emit.call(aten.logical_or.default, outside, emit.call(aten.eq.Scalar, indices, padding))
     kept = _without(emit, grad, outside, [*outside.meta["val"].shape, 1])
@@ -115,6 +128,8 @@ def _index_select(node: fx.Node) -> Rule:
         sizes=_sizes("d", table) | _sizes("i", indices),
         leading=frozenset({f"d{dim}"}),
         linear=_passes(table, 0),
+        paddable=frozenset(_sizes("d", table) | _sizes("i", indices)),
+        positions=frozenset({1}),
         lower=_lower_index_select,
     )
 
@@ -126,7 +141,7 @@ def _lower_index_select(emit: Any, node: fx.Node, args: Any, kwargs: Any, strate
     axes = strategy.axes(f"d{dim}")
     if not axes:
         return emit.call(node.target, *args)  # type: ignore[no-any-return]
-    local, outside = _local_index(emit, indices, tensor.shape[dim], axes)
+    local, outside = _local_index(emit, indices, strategy.inputs[0], dim)
     rows = emit.call(node.target, table, dim, local)
     return _without(emit, rows, outside, [-1, *(1 for _ in tensor.shape[dim + 1 :])])
 
@@ -144,6 +159,8 @@ def _index_add(node: fx.Node) -> Rule:
         whole=frozenset({"i0"}),
         leading=frozenset({f"d{dim}"}),
         linear=_passes(table, 0, 2),
+        paddable=frozenset(_sizes("d", table)),
+        positions=frozenset({1}),
         lower=_lower_index_add,
     )
 
@@ -154,7 +171,7 @@ def _lower_index_add(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy:
     dim %= max(tensor.dim(), 1)
     axes = strategy.axes(f"d{dim}")
     if axes:
-        indices, outside = _local_index(emit, indices, tensor.shape[dim], axes)
+        indices, outside = _local_index(emit, indices, strategy.inputs[0], dim)
         source = _without(emit, source, outside, [-1, *(1 for _ in tensor.shape[dim + 1 :])])
     return emit.call(node.target, table, dim, indices, source, **kwargs)  # type: ignore[no-any-return]
 
@@ -188,6 +205,8 @@ def _gather(node: fx.Node) -> Rule:
         whole=frozenset(sizes) - free,
         leading=frozenset({along}),
         linear=_passes(tensor_arguments(node)[0].meta["val"], 0),
+        paddable=frozenset(sizes),
+        positions=frozenset({1}),
         lower=_lower_gather,
     )
 
@@ -198,7 +217,7 @@ def _lower_gather(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: St
     axes = strategy.axes(f"d{dim}")
     if not axes:
         return emit.call(node.target, *args, **kwargs)  # type: ignore[no-any-return]
-    local, outside = _local_index(emit, indices, table.meta["val"].shape[dim], axes)
+    local, outside = _local_index(emit, indices, strategy.inputs[0], dim)
     found = emit.call(aten.gather.default, table, dim, local)
     return emit.call(aten.masked_fill.Scalar, found, outside, 0)  # type: ignore[no-any-return]
 
@@ -217,6 +236,8 @@ def _scatter(node: fx.Node) -> Rule:
         whole=whole | {along} if several else whole,
         leading=frozenset({along}),
         linear=_passes(tensor, 0, 2) if sources is not None else (),
+        paddable=frozenset(sizes),
+        positions=frozenset({1}),
         lower=_lower_scatter,
     )
 
@@ -227,7 +248,7 @@ def _lower_scatter(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: S
     axes = strategy.axes(f"d{dim}")
     if not axes:
         return emit.call(node.target, *args, **kwargs)  # type: ignore[no-any-return]
-    local, outside = _local_index(emit, indices, table.meta["val"].shape[dim], axes)
+    local, outside = _local_index(emit, indices, strategy.inputs[0], dim)
     old = emit.call(aten.gather.default, table, dim, local)
     if node.target is aten.scatter.value:
         new = emit.call(aten.full.default, list(old.meta["val"].shape), new, dtype=old.meta["val"].dtype,
@@ -246,6 +267,8 @@ def _scatter_add(node: fx.Node) -> Rule:
         whole=frozenset(sizes) - free | {f"i{along[1:]}"},
         leading=frozenset({along}),
         linear=_passes(tensor_arguments(node)[0].meta["val"], 0, 2),
+        paddable=frozenset(sizes),
+        positions=frozenset({1}),
         lower=_lower_scatter_add,
     )
 
@@ -255,7 +278,7 @@ def _lower_scatter_add(emit: Any, node: fx.Node, args: Any, kwargs: Any, strateg
     dim %= max(table.meta["val"].dim(), 1)
     axes = strategy.axes(f"d{dim}")
     if axes:
-        indices, outside = _local_index(emit, indices, table.meta["val"].shape[dim], axes)
+        indices, outside = _local_index(emit, indices, strategy.inputs[0], dim)
         source = emit.call(aten.masked_fill.Scalar, source, outside, 0)
     return emit.call(node.target, table, dim, indices, source)  # type: ignore[no-any-return]
 

@@ -39,6 +39,7 @@ def _convolution(node: fx.Node) -> Rule:
         shapes,
         sizes=_convolution_sizes(node, shapes[0], shapes[1], result),
         flops=2.0 * math.prod(result) * math.prod(shapes[1][2:]) * shapes[0][1] / argument(node, "groups"),
+        paddable=frozenset("b"),
         lower=_lower_convolution,
     )
 
@@ -76,6 +77,7 @@ def _convolution_backward(node: fx.Node) -> Rule:
         sizes=_convolution_sizes(node, shapes[1], shapes[2], shapes[0]),
         flops=4.0 * math.prod(shapes[0]) * math.prod(shapes[2][2:]) * shapes[1][1] / argument(node, "groups"),
         linear=(frozenset({0}),),
+        paddable=frozenset("b"),
         lower=_lower_convolution_backward,
     )
     known = iter(rule.outputs)

@@ -58,6 +58,7 @@ def _norm(count: int, lower: Any) -> Callable[[fx.Node], Rule]:
             outputs=(shape.tensor, *(shape.statistic for _ in range(count))),
             sizes=shape.sizes,
             statistics=shape.statistics(count),
+            paddable=frozenset(shape.sizes).difference(shape.statistics(count)),
             lower=lower,
         )
 
@@ -79,6 +80,7 @@ def _norm_backward(count: int, lower: Any) -> Callable[[fx.Node], Rule]:
             sizes=shape.sizes,
             statistics=shape.statistics(count),
             linear=(frozenset({0}),),
+            paddable=frozenset(shape.sizes).difference(shape.statistics(count)),
             lower=lower,
         )
 

@@ -34,6 +34,8 @@ _DERIVATIVES = {
 }
 """Operators that are linear in the gradient that they take first."""
 
+_DIVISIONS = {aten.div.Tensor_mode, aten.floor_divide.default, aten.fmod.Tensor, aten.remainder.Tensor}
+
 _LINEAR_IN_FIRST = {aten.neg.default, aten.mul.Scalar, aten.div.Scalar, aten.div.Tensor, *_DERIVATIVES}
 
 
@@ -54,8 +56,14 @@ def rule(node: fx.Node) -> Rule:
         outputs=tuple(None if output is None else term(output) for output in outputs),
         sizes=sizes,
         linear=_linear(node, arguments),
+        paddable=frozenset() if _divides_integers(node, result) else None,
         copied=frozenset(i for i, output in enumerate(outputs) if output is not None and output.numel() == 0),
     )
+
+
+def _divides_integers(node: fx.Node, result: torch.Tensor) -> bool:
+    """Whether an integer is divided, which a zero in padding would stop."""
+    return node.target in _DIVISIONS and not result.is_floating_point() and len(tensor_arguments(node)) == 2
 
 
 def _linear(node: fx.Node, arguments: list[torch.Tensor]) -> tuple[frozenset[int], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -44,14 +45,16 @@ def _reduction(node: fx.Node) -> Rule:
 
 
 def _mean(node: fx.Node) -> Rule:
-    return replace(_reduction(node), lower=_lower_mean)
+    made = _reduction(node)
+    return replace(made, paddable=frozenset(made.sizes), lower=_lower_mean)
 
 
 def _lower_mean(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
-    """The mean is the sum of the means of equal parts, divided by their number."""
+    """The mean is the sum of the means of equal parts, divided by their number; padding, of zeros, counts for nothing."""
     mean: fx.Node = emit.call(node.target, *args, **kwargs)
-    parts = emit.grid.extent(strategy.axes(*_along(node)))
-    return mean if parts == 1 else emit.call(aten.div.Scalar, mean, parts)
+    dims, whole, part = _dims(node), tensor_arguments(node)[0].meta["val"].shape, args[0].meta["val"].shape
+    parts = Fraction(math.prod(whole[d] for d in dims), math.prod(part[d] for d in dims))
+    return mean if parts == 1 else emit.call(aten.div.Scalar, mean, float(parts))
 
 
 def _along(node: fx.Node) -> list[str]:
@@ -60,7 +63,9 @@ def _along(node: fx.Node) -> list[str]:
 
 
 def _maximum(node: fx.Node) -> Rule:
-    return replace(_reduction(node), linear=(), reduction="max")
+    made = _reduction(node)
+    exact = None if node.meta["val"].is_floating_point() else frozenset(made.sizes) - set(_along(node))
+    return replace(made, linear=(), reduction="max", fill=-math.inf, paddable=exact)
 
 
 def _minimum(node: fx.Node) -> Rule:
@@ -68,7 +73,11 @@ def _minimum(node: fx.Node) -> Rule:
 
 
 def _log_sum(node: fx.Node) -> Rule:
-    return replace(_reduction(node), linear=(), statistics=dict.fromkeys(_along(node), 2), lower=_lower_log_sum)
+    made = _reduction(node)
+    along = dict.fromkeys(_along(node), 2)
+    return replace(
+        made, linear=(), statistics=along, paddable=frozenset(made.sizes), fill=-math.inf, lower=_lower_log_sum
+    )
 
 
 def _lower_log_sum(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
@@ -87,7 +96,8 @@ def _norm(node: fx.Node) -> Rule:
     made = replace(_reduction(node), linear=())
     if argument(node, "ord") <= 0:
         return replace(made, whole=frozenset(_along(node)))
-    return replace(made, statistics=dict.fromkeys(_along(node), 1), lower=_lower_norm)
+    along = dict.fromkeys(_along(node), 1)
+    return replace(made, statistics=along, paddable=frozenset(made.sizes), lower=_lower_norm)
 
 
 def _lower_norm(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:

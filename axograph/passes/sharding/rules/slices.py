@@ -51,6 +51,7 @@ def _slice_backward(node: fx.Node) -> Rule:
         sizes=sizes,
         whole=fixed,
         linear=_passes(whole),
+        paddable=frozenset(sizes),
         lower=_lower_slice_backward,
     )
 
@@ -64,6 +65,7 @@ def _slice_scatter(node: fx.Node) -> Rule:
         sizes=sizes,
         whole=fixed,
         linear=_passes(whole, 0, 1),
+        paddable=frozenset(sizes),
         lower=_lower_slice_scatter,
     )
 
@@ -151,6 +153,7 @@ def _select_backward(node: fx.Node) -> Rule:
         sizes=_sizes(result),
         whole=frozenset({f"d{dim}"}),
         linear=_passes(result),
+        paddable=frozenset(_sizes(result)),
         lower=_lower_select_backward,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,19 +20,24 @@ def _dims(tensor: torch.Tensor) -> Term:
     return tuple((f"d{dim}",) if size > 1 else () for dim, size in enumerate(tensor.shape))
 
 
-def _along(count: int, lower: Any, linear: tuple[frozenset[int], ...] = ()) -> Callable[[fx.Node], Rule]:
+def _along(
+    count: int, lower: Any, linear: tuple[frozenset[int], ...] = (), fill: float = 0.0
+) -> Callable[[fx.Node], Rule]:
     """All tensors have one shape; the dim worked along needs `count` all-reduces where it is cut."""
 
     def rule(node: fx.Node) -> Rule:
         arguments = tensor_arguments(node)
         tensor: torch.Tensor = arguments[0].meta["val"]
         dim = argument(node, "dim") % max(tensor.dim(), 1)
+        sizes = {f"d{d}": size for d, size in enumerate(tensor.shape)}
         return Rule(
             inputs=tuple(_dims(tensor) for _ in arguments),
             outputs=(_dims(tensor),),
-            sizes={f"d{d}": size for d, size in enumerate(tensor.shape)},
+            sizes=sizes,
             statistics={f"d{dim}": count},
             linear=linear,
+            paddable=frozenset(sizes),
+            fill=fill,
             lower=lower,
         )
 
@@ -77,8 +83,8 @@ def _lower_softmax_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, st
 
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
-    aten._softmax.default: _along(2, _lower_softmax),
-    aten._log_softmax.default: _along(2, _lower_softmax),
+    aten._softmax.default: _along(2, _lower_softmax, fill=-math.inf),
+    aten._log_softmax.default: _along(2, _lower_softmax, fill=-math.inf),
     aten._softmax_backward_data.default: _along(1, _lower_softmax_backward, (frozenset({0}),)),
     aten._log_softmax_backward_data.default: _along(1, _lower_softmax_backward, (frozenset({0}),)),
 }
