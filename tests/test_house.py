@@ -16,7 +16,7 @@ ORDER = (
     ("errors", "torch_private"),
     ("grid",),
     ("placement",),
-    ("plan", "cost_model"),
+    ("plan", "plan_file", "plan_difference", "explanation", "cost_model"),
     ("capture",),
     ("pipeline",),
     ("passes",),
