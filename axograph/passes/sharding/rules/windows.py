@@ -37,6 +37,9 @@ def _images(positions: int, linear: bool = True) -> Callable[[fx.Node], Rule]:
             sizes=sizes,
             whole=frozenset(name for name in sizes if not name.startswith("d")),
             linear=(frozenset({0}),) if linear else (),
+            positions=frozenset(
+                i for i, a in enumerate(tensor_arguments(node)) if not a.meta["val"].is_floating_point()
+            ),
             lower=_lower_to_input_size if argument(node, "input_size") is not None else None,
         )
 
