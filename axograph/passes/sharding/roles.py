@@ -1,7 +1,9 @@
 """The roles of axes: which of them cut the batch everywhere, and where the batch is in every tensor.
 
-By default z and data take the batch where they divide it, and x and y whatever is cheapest. The batch is followed
-from the model's inputs through the rules: a part of a factor that is the batch in one tensor is it in all.
+By default z and data take the batch where they divide it, other rows (positions of a sequence) where they do not, and
+x and y whatever is cheapest. The batch is followed from the model's inputs through the rules: a part of a factor that
+is the batch in one tensor is it in all. Rows are what a product with a weight does not contract and the weight does
+not have; they are followed in the same way.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import networkx as nx
+import torch
 from torch import fx
 
 from axograph.capture.program import Program
@@ -29,13 +32,23 @@ class Roles:
 
     batch_axes: tuple[str, ...]
     """The axes that cut the batch wherever it is, in cut order."""
+    row_axes: tuple[str, ...] = ()
+    """The axes that do not divide the batch, and cut any rows wherever there are some."""
     batch: frozenset[Spot]
+    rows: frozenset[Spot] = frozenset()
+    """The batch and all other rows."""
     batch_atoms: Mapping[Value, tuple[int, int]]
     """For each tensor with the batch, the first (dim, atom) that is it."""
+    weighted: frozenset[fx.Node] = frozenset()
+    """The products with a parameter."""
     kept_whole: frozenset[Spot] = frozenset()
     """The dims that attention needs whole (positions, features of a head): cutting them elsewhere saves nothing."""
     notes: tuple[str, ...] = ()
     """Why an axis that usually takes the batch does not."""
+
+    def is_row(self, node: fx.Node, unit: Unit) -> bool:
+        """Whether a part of a factor of this operator is the batch, or other rows."""
+        return any(spot in self.rows for spot in spots(node, unit))
 
     def is_batch(self, node: fx.Node, unit: Unit) -> bool:
         """Whether a part of a factor of this operator is the batch."""
@@ -76,11 +89,27 @@ def find_roles(
         if dim is not None:
             starts.append(((node, 0), dim, 0))
             size = atoms[node, 0][dim][0]
-    batch, whole = _spread(links, set(starts)), _spread(links, set(_kept_whole(options)))
-    axes, notes = _batch_axes(scheme, grid, size)
+    weighted = _weighted(program, options)
+    rows, features = set[Spot](), set[Spot]()
+    for node in weighted:
+        for unit in options[node].units:
+            (rows if unit.factor == "m" else features).update(spots(node, unit))
+    count = max((options[node].rule.sizes["m"] for node in weighted), default=0)
+    batch = _spread(links, set(starts))
+    batch_axes = _dividing(scheme, grid, size)
+    others = [axis for axis in scheme.batch_axes if grid[axis] > 1 and axis not in batch_axes]
+    row_axes = tuple(others) if count >= grid.extent((*batch_axes, *others)) else ()
     batch_atoms = {value: (dim, atom) for value, dim, atom in sorted(batch, key=lambda spot: spot[1:], reverse=True)}
-    kept = frozenset() if notes else whole
-    return Roles(batch_axes=axes, batch=batch, batch_atoms=batch_atoms, kept_whole=kept, notes=tuple(notes))
+    return Roles(
+        batch_axes=batch_axes,
+        row_axes=row_axes,
+        batch=batch,
+        rows=batch | (_spread(links, rows) - _spread(links, features)),
+        batch_atoms=batch_atoms,
+        weighted=weighted,
+        kept_whole=frozenset() if len(others) > len(row_axes) else _spread(links, set(_kept_whole(options))),
+        notes=tuple(_note(axis, grid, size, batch_axes, bool(row_axes)) for axis in others),
+    )
 
 
 def _spread(links: nx.Graph[Spot], starts: set[Spot]) -> frozenset[Spot]:
@@ -92,20 +121,35 @@ def _spread(links: nx.Graph[Spot], starts: set[Spot]) -> frozenset[Spot]:
     return frozenset(found)
 
 
-def _batch_axes(scheme: Scheme, grid: Grid, size: int) -> tuple[tuple[str, ...], list[str]]:
-    """The axes that take a batch of this size, in cut order, and why others do not."""
+def _weighted(program: Program, options: Mapping[fx.Node, Options]) -> frozenset[fx.Node]:
+    """The products whose right factor is a parameter, seen through views and casts."""
+    inputs = zip(program.placeholders(), program.inputs, strict=True)
+    parameters = {node for node, declared in inputs if declared.kind == "parameter"}
+
+    def source(node: fx.Node) -> fx.Node:
+        while node.op == "call_function" and len(tensor_arguments(node)) == 1:
+            (node,) = tensor_arguments(node)
+        return node
+
+    products = [node for node in options if node.target is torch.ops.aten.mm.default]
+    return frozenset(node for node in products if source(tensor_arguments(node)[1]) in parameters)
+
+
+def _dividing(scheme: Scheme, grid: Grid, size: int) -> tuple[str, ...]:
+    """The axes that take a batch of this size, in cut order."""
     axes: list[str] = []
-    notes: list[str] = []
     for axis in scheme.batch_axes:
-        if grid[axis] == 1:
-            continue
-        if size and size % grid.extent((*axes, axis)) == 0:
+        if grid[axis] > 1 and size and size % grid.extent((*axes, axis)) == 0:
             axes.append(axis)
-        else:
-            taken = f" already cut by {' and '.join(axes)}" if axes else ""
-            what = f"the batch of {size}{taken}" if size else "an input without a batch dim"
-            notes.append(f"{axis}={grid[axis]} does not divide {what}; it cuts other dims where that is cheapest")
-    return tuple(axis for axis in CUT_ORDER if axis in axes), notes
+    return tuple(axis for axis in CUT_ORDER if axis in axes)
+
+
+def _note(axis: str, grid: Grid, size: int, taken: tuple[str, ...], rows: bool) -> str:
+    """Why an axis does not take the batch, and what it does."""
+    by = f" already cut by {' and '.join(taken)}" if taken else ""
+    what = f"the batch of {size}{by}" if size else "an input without a batch dim"
+    instead = "it cuts other rows, or the batch unevenly" if rows else "it cuts other dims where that is cheapest"
+    return f"{axis}={grid[axis]} does not divide {what}; {instead}"
 
 
 def _kept_whole(options: Mapping[fx.Node, Options]) -> Iterable[Spot]:

@@ -113,29 +113,36 @@ class States:
     def _allowed(self, node: fx.Node, options: Options) -> dict[str, tuple[int, ...]]:
         """For each axis, which of the choices at an operator the search looks at."""
         roles = self.survey.roles
-        every = [(i, choice) for i, choice in enumerate(options.choices()) if self._worthwhile(node, choice)]
-        rows = tuple(i for i, c in every if isinstance(c, Cut) and roles.is_batch(node, c.unit))
+        every = [(i, c) for i, c in enumerate(options.choices()) if self._worthwhile(node, c)]
+        batch = tuple(i for i, c in every if isinstance(c, Cut) and roles.is_batch(node, c.unit))
         uncut = tuple(i for i, c in every if not isinstance(c, Cut))
-        return {
-            axis: (rows or uncut) if axis in roles.batch_axes else tuple(i for i, _ in every)
-            for axis in self.grid.cut_axes
-        }
+        free = tuple(i for i, c in every if self._is_free(node, c))
+        rows = tuple(i for i, c in every if isinstance(c, Cut) and roles.is_row(node, c.unit))
+        if options.rule.flops and node not in roles.weighted:  # attention: whatever it can cut
+            rows = tuple(i for i, _ in every)
+        by_role = {axis: batch or uncut for axis in roles.batch_axes} | {axis: rows or uncut for axis in roles.row_axes}
+        return {axis: by_role.get(axis, free) for axis in self.grid.cut_axes}
 
     def _strategies(self, node: fx.Node, allowed: Mapping[str, Sequence[Choice]]) -> list[Strategy]:
         options = self.survey.options[node]
         found = options.strategies(allowed, self.grid)
         if not found:  # the batch does not divide here: let the cost decide
             found = options.strategies({axis: [*choices, None] for axis, choices in allowed.items()}, self.grid)
-        found = _passing_together(found, self.survey.roles.batch_axes)
+        roles = self.survey.roles
+        found = _passing_together(found, (*roles.batch_axes, *roles.row_axes))
         if node.target is aten.mm.default:
             found = self.survey.scheme.filter(found, self.survey.roles.feature_factors(node, options), self.grid)
         return found
 
     def _worthwhile(self, node: fx.Node, choice: Choice) -> bool:
-        """Partial sums are passed on by operators that only move, scale or add; not cut: what attention needs whole."""
+        """Partial sums are passed on by operators that only move, scale or add."""
         if isinstance(choice, Cut):
-            return self.survey.roles.may_cut(node, choice.unit)
+            return True
         return choice is None or self.survey.rules[node].is_view or node.target in _PASSES_SUMS_ON
+
+    def _is_free(self, node: fx.Node, choice: Choice) -> bool:
+        """Whether an axis without a role may make a choice: it does not cut what attention needs whole."""
+        return not isinstance(choice, Cut) or self.survey.roles.may_cut(node, choice.unit)
 
     def _operator_s(self, node: fx.Node, menu: _Menu) -> npt.NDArray[np.float64]:
         """The seconds of an operator in each of its strategies; of equal operators, worked out once."""
