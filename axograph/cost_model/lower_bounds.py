@@ -12,11 +12,11 @@ that share what they gather, bounded by Lagrange duality.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log, prod, sqrt
 
-_PRODUCTS = ((0, 1, 5), (3, 1, 2), (0, 4, 2))
-"""For Y = X W, dX = dY W' and dW = X' dY the numbers of their matrices among X, W, dY (read), dX, dW, Y (written)."""
+_FORWARD, _INPUT_GRADIENT, _WEIGHT_GRADIENT = "XWY", "GWD", "XGV"
+"""The matrices of Y = X W, D = G W' and V = X' G, where G, D and V are the gradients of Y, X and W."""
 
 _SWEEPS = 200
 """The most sweeps over the multipliers; ending early leaves a valid bound."""
@@ -45,20 +45,26 @@ def forward_words(m: int, n: int, k: int, ranks: int) -> float:
     return max(0.0, needed - (m * k + k * n + m * n) / ranks)
 
 
-def training_words(m: int, n: int, k: int, ranks: int) -> float:
-    """The words that a rank moves for Y = X W, dX = dY W' and dW = X' dY together, at least.
+def training_words(
+    m: int, n: int, k: int, ranks: int, *, input_gradient: bool = True, weight_gradient: bool = True
+) -> float:
+    """The words that a rank moves for Y = X W and its backward products D = G W' and V = X' G together, at least.
 
-    What is gathered of X, W and dY is kept and serves two products. With Q = m n k / P and the parts x, w, g read of
-    X, W, dY and d, v, y written of dX, dW, Y, the bound is
+    What is gathered of X, W and G is kept and serves two products. With Q = m n k / P and the parts x, w, g read and
+    y, d, v written of the six matrices, the bound is
 
-        min x + w + g + d + v + y    where  x w y >= Q^2,  d w g >= Q^2,  x v g >= Q^2,
+        min x + w + g + y + d + v    where  x w y >= Q^2,  g w d >= Q^2,  x g v >= Q^2,
                                             x, d >= m k / P;  w, v >= k n / P;  g, y >= m n / P
 
     less the 2 (m k + k n + m n) / P words that the rank owns. Any multipliers bound the minimum from below, so the
     result is a bound however well they were found. At most twice `forward_words`; up to 13 % below the best bricks.
+    A product whose gradient nobody takes is left out.
     """
-    owned = [m * k / ranks, k * n / ranks, m * n / ranks] * 2
-    return max(0.0, _least_sum(owned, (m * n * k / ranks) ** 2) - sum(owned))
+    products = [_FORWARD]
+    products += [_INPUT_GRADIENT] * input_gradient + [_WEIGHT_GRADIENT] * weight_gradient
+    size = {"X": m * k, "W": k * n, "Y": m * n, "D": m * k, "V": k * n, "G": m * n}
+    owned = {name: size[name] / ranks for product in products for name in product}
+    return max(0.0, _least_sum(owned, products, (m * n * k / ranks) ** 2) - sum(owned.values()))
 
 
 def brick_words(m: int, n: int, k: int, brick: tuple[int, int, int]) -> float:
@@ -72,8 +78,8 @@ def brick_words(m: int, n: int, k: int, brick: tuple[int, int, int]) -> float:
     return ((q - 1) * m * k + (p - 1) * k * n + (r - 1) * m * n) / ranks
 
 
-def _least_sum(floors: Sequence[float], goal: float) -> float:
-    """A lower bound of the least sum of numbers above their floors, each product of three of them at least `goal`.
+def _least_sum(floors: Mapping[str, float], products: Sequence[str], goal: float) -> float:
+    """A lower bound of the least sum of numbers above their floors, each of the products of them at least `goal`.
 
     In the logs u of the numbers this is convex. With multipliers l >= 0 for the products the sum is at least
 
@@ -82,27 +88,25 @@ def _least_sum(floors: Sequence[float], goal: float) -> float:
     where the minimum is at exp(u_i) = max(floor_i, c_i). It is concave in l: one multiplier after the other is set to
     its best value, where its product is just reached.
     """
-    multipliers = [0.0] * len(_PRODUCTS)
-    largest = 8 * (sum(floors) + goal ** (1 / 3))
+    multipliers = dict.fromkeys(products, 0.0)
+    largest = 8 * (sum(floors.values()) + goal ** (1 / 3))
+
+    def weight(name: str) -> float:
+        return sum(own for product, own in multipliers.items() if name in product)
+
     for _ in range(_SWEEPS):
         moved = 0.0
-        for j, product in enumerate(_PRODUCTS):
-            weights = _weights(multipliers)
-            rest = [(floors[i], weights[i] - multipliers[j]) for i in product]
+        for product, before in list(multipliers.items()):
+            rest = [(floors[name], weight(name) - before) for name in product]
             low, high = 0.0, largest
             for _ in range(_HALVINGS):
                 tried = (low + high) / 2
                 reached = prod(max(floor, tried + other) for floor, other in rest)
                 low, high = (low, tried) if reached > goal else (tried, high)
-            moved = max(moved, abs(low - multipliers[j]))
-            multipliers[j] = low
+            moved = max(moved, abs(low - before))
+            multipliers[product] = low
         if moved <= _SETTLED * largest:
             break
-    numbers = [max(floor, weight) for floor, weight in zip(floors, _weights(multipliers), strict=True)]
-    rest_of_sum = sum(x - c * log(x) for x, c in zip(numbers, _weights(multipliers), strict=True))
-    return log(goal) * sum(multipliers) + rest_of_sum
-
-
-def _weights(multipliers: Sequence[float]) -> list[float]:
-    """For each matrix, the sum of the multipliers of its products."""
-    return [sum(own for own, product in zip(multipliers, _PRODUCTS, strict=True) if i in product) for i in range(6)]
+    weights = {name: weight(name) for name in floors}
+    numbers = {name: max(floor, weights[name]) for name, floor in floors.items()}
+    return log(goal) * sum(multipliers.values()) + sum(numbers[i] - weights[i] * log(numbers[i]) for i in floors)

@@ -1,5 +1,6 @@
 """Looking inside: what the compiler will do, and what it did."""
 
 from axograph.inspection.check import Finding, Report, check
+from axograph.inspection.volume import Moved, ProductVolume, Volume, volume
 
-__all__ = ["Finding", "Report", "check"]
+__all__ = ["Finding", "Moved", "ProductVolume", "Report", "Volume", "check", "volume"]

@@ -77,6 +77,16 @@ def test_primal_and_dual_meet(shape: tuple[int, int, int], ranks: int) -> None:
     assert training_words(*shape, ranks) == pytest.approx(primal, rel=1e-6, abs=1e-9 * scale)
 
 
+@pytest.mark.parametrize("shape", [(64, 64, 64), (4096, 512, 64), (300, 17, 5000)], ids=str)
+def test_what_is_not_asked_for_is_not_counted(shape: tuple[int, int, int]) -> None:
+    for ranks in (2, 16, 512):
+        assert training_words(*shape, ranks, input_gradient=False, weight_gradient=False) == pytest.approx(
+            forward_words(*shape, ranks), rel=1e-9
+        )
+        without = training_words(*shape, ranks, input_gradient=False)
+        assert forward_words(*shape, ranks) * (1 - 1e-9) <= without <= training_words(*shape, ranks) * (1 + 1e-9)
+
+
 def test_the_cube_moves_what_the_closed_form_says() -> None:
     side, ranks = 4096, 512
     accessed = 9 * 2 ** (-2 / 3) * (side**3 / ranks) ** (2 / 3)
