@@ -8,7 +8,7 @@ not have; they are followed in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -20,7 +20,7 @@ from axograph.grid import CUT_ORDER, Grid
 from axograph.passes.sharding.arguments import Value, resolve, tensor_arguments
 from axograph.passes.sharding.atoms import Atoms, Unit, terms
 from axograph.passes.sharding.schemes import Scheme
-from axograph.passes.sharding.strategies import Options
+from axograph.passes.sharding.strategies import Cut, Options
 
 Spot = tuple[Value, int, int]
 """An atom of a dim of a tensor."""
@@ -94,11 +94,10 @@ def find_roles(
     for node in weighted:
         for unit in options[node].units:
             (rows if unit.factor == "m" else features).update(spots(node, unit))
-    count = max((options[node].rule.sizes["m"] for node in weighted), default=0)
     batch = _spread(links, set(starts))
     batch_axes = _dividing(scheme, grid, size)
     others = [axis for axis in scheme.batch_axes if grid[axis] > 1 and axis not in batch_axes]
-    row_axes = tuple(others) if count >= grid.extent((*batch_axes, *others)) else ()
+    row_axes = _dividing_rows([options[node] for node in weighted], grid, batch_axes, others)
     batch_atoms = {value: (dim, atom) for value, dim, atom in sorted(batch, key=lambda spot: spot[1:], reverse=True)}
     return Roles(
         batch_axes=batch_axes,
@@ -108,7 +107,7 @@ def find_roles(
         batch_atoms=batch_atoms,
         weighted=weighted,
         kept_whole=frozenset() if len(others) > len(row_axes) else _spread(links, set(_kept_whole(options))),
-        notes=tuple(_note(axis, grid, size, batch_axes, bool(row_axes)) for axis in others),
+        notes=tuple(_note(axis, grid, size, batch_axes, axis in row_axes) for axis in others),
     )
 
 
@@ -142,6 +141,20 @@ def _dividing(scheme: Scheme, grid: Grid, size: int) -> tuple[str, ...]:
         if grid[axis] > 1 and size and size % grid.extent((*axes, axis)) == 0:
             axes.append(axis)
     return tuple(axis for axis in CUT_ORDER if axis in axes)
+
+
+def _dividing_rows(
+    products: Sequence[Options], grid: Grid, taken: tuple[str, ...], axes: Sequence[str]
+) -> tuple[str, ...]:
+    """The axes, of these, that can cut the rows of the largest product, beside the axes that cut the batch."""
+    largest = max(products, key=lambda own: own.rule.sizes["m"], default=None)
+    found: tuple[str, ...] = ()
+    if largest is not None:
+        cuts = [Cut(unit) for unit in largest.units if unit.factor == "m"]
+        for axis in axes:
+            if largest.strategies(dict.fromkeys((*taken, *found, axis), cuts), grid):
+                found = (*found, axis)
+    return found
 
 
 def _note(axis: str, grid: Grid, size: int, taken: tuple[str, ...], rows: bool) -> str:
