@@ -16,8 +16,8 @@ from axograph.capture.trace import capture
 from axograph.passes.rewrite import rebuild
 from axograph.pipeline import Pass, Stage, Stages, run
 
-ATTENTION = ["group-heads", "recognize-causal"]
-STANDARD = ["normalize", *ATTENTION, "shard", "localize", "simplify", "split"]
+REWRITES = ["unsort-experts", "group-heads", "recognize-causal"]
+STANDARD = ["normalize", *REWRITES, "shard", "localize", "simplify", "split"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def test_a_user_can_drop_and_replace_passes() -> None:
     assert "simplify" not in module.stages
     dropped = axograph.parallelize(model, (1, 1, 1, 1), pipeline=lambda s: [p for p in s if p.name != "simplify"])
     torch.testing.assert_close(dropped(torch.ones(2, 4)) + model.bias, right)
-    assert list(dropped.stages) == ["capture", "normalize", *ATTENTION, "shard", "localize", "split"]
+    assert list(dropped.stages) == ["capture", "normalize", *REWRITES, "shard", "localize", "split"]
 
 
 def test_a_user_can_change_the_options_of_a_pass() -> None:
@@ -148,9 +148,9 @@ def test_a_user_can_change_the_options_of_a_pass() -> None:
 
 
 def test_stages_are_kept_when_a_pass_of_a_module_fails() -> None:
-    module = axograph.parallelize(nn.Linear(4, 4), (1, 1, 1, 1), pipeline=lambda s: (*s[:4], Fail(), *s[4:]))
+    module = axograph.parallelize(nn.Linear(4, 4), (1, 1, 1, 1), pipeline=lambda s: (*s[:5], Fail(), *s[5:]))
     with pytest.raises(RuntimeError, match="it does not work") as failure:
         module(torch.zeros(2, 4))
-    assert list(module.stages) == ["capture", "normalize", *ATTENTION, "shard"]
+    assert list(module.stages) == ["capture", "normalize", *REWRITES, "shard"]
     kept = ", ".join(module.stages)
     assert failure.value.__notes__ == [f"in the pass 'fail'; the stages before it are kept: {kept}"]

@@ -23,6 +23,7 @@ from axograph.passes.recognize_causal import RecognizeCausal
 from axograph.passes.sharding.shard import Shard
 from axograph.passes.simplify import Simplify
 from axograph.passes.split import Split
+from axograph.passes.unsort_experts import UnsortExperts
 from axograph.pipeline import Observer, Pass, Stage, Stages, run
 from axograph.placement import Placement
 
@@ -75,6 +76,7 @@ class Compiler:
         localize = Localize(grid=self.grid, cost_model=self.cost_model)
         standard: tuple[Pass, ...] = (
             Normalize(),
+            UnsortExperts(),
             GroupHeads(),
             RecognizeCausal(),
             shard,

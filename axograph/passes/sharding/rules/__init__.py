@@ -17,6 +17,7 @@ from axograph.passes.sharding.rule import Rule
 from axograph.passes.sharding.rules import (
     attention,
     channel_norms,
+    experts,
     factories,
     indexing,
     lookups,
@@ -34,6 +35,7 @@ RULES: Mapping[Any, Callable[[fx.Node], Rule]] = MappingProxyType(
     {
         **attention.RULES,
         **channel_norms.RULES,
+        **experts.RULES,
         **factories.RULES,
         **indexing.RULES,
         **lookups.RULES,

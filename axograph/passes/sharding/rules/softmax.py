@@ -64,6 +64,23 @@ def _lower_softmax(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: S
     return cast(emit, result, kept)
 
 
+def _lower_safe_softmax(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
+    """A row of nothing but minus infinity gives zeros."""
+    x, dim = args[:2]
+    dim %= max(x.meta["val"].dim(), 1)
+    axes = strategy.axes(f"d{dim}")
+    if not axes:
+        return emit.call(node.target, *args, **kwargs)  # type: ignore[no-any-return]
+    _, x = accumulated(emit, x)
+    largest = emit.all_reduce(emit.call(aten.amax.default, x, [dim], True), axes, "max")
+    empty = emit.call(aten.eq.Scalar, largest, -math.inf)
+    shifted = emit.call(aten.sub.Tensor, x, emit.call(aten.masked_fill.Scalar, largest, empty, 0))
+    raised = emit.call(aten.exp.default, shifted)
+    total = emit.all_reduce(emit.call(aten.sum.dim_IntList, raised, [dim], True), axes, "sum")
+    result = emit.call(aten.div.Tensor, raised, emit.call(aten.masked_fill.Scalar, total, empty, 1))
+    return cast(emit, result, node.meta["val"].dtype)
+
+
 def _lower_softmax_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
     grad, output, dim, dtype = args
     dim %= max(output.meta["val"].dim(), 1)
@@ -85,6 +102,7 @@ def _lower_softmax_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, st
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten._softmax.default: _along(2, _lower_softmax, fill=-math.inf),
     aten._log_softmax.default: _along(2, _lower_softmax, fill=-math.inf),
+    aten._safe_softmax.default: _along(2, _lower_safe_softmax, fill=-math.inf),
     aten._softmax_backward_data.default: _along(1, _lower_softmax_backward, (frozenset({0}),)),
     aten._log_softmax_backward_data.default: _along(1, _lower_softmax_backward, (frozenset({0}),)),
 }

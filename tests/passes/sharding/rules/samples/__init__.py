@@ -6,6 +6,7 @@ from tests.passes.sharding.rules.one_operator import Sample
 from tests.passes.sharding.rules.samples import (
     attention,
     cuda_attention,
+    experts,
     lookups,
     matmuls,
     norms,
@@ -18,6 +19,7 @@ from tests.passes.sharding.rules.samples import (
 
 SAMPLES: tuple[Sample, ...] = (
     *attention.SAMPLES,
+    *experts.SAMPLES,
     *lookups.SAMPLES,
     *matmuls.SAMPLES,
     *norms.SAMPLES,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from tests.passes.sharding.rules.one_operator import floats, positive, sample
+from tests.passes.sharding.rules.one_operator import Tensor, floats, positive, sample
 
 aten = torch.ops.aten
 half = torch.bfloat16
@@ -24,12 +26,23 @@ def _rms_norm_backward(
     return to_input, None if weight is None else (grad * x * scale).flatten(0, -2).sum(0)
 
 
+class Masked(Tensor):
+    """Scores of which a part, and all of the second row, is minus infinity."""
+
+    def draw(self, generator: torch.Generator) -> torch.Tensor:
+        scores = super().draw(generator)
+        scores[1] = -math.inf
+        return scores.masked_fill(scores > 1, -math.inf)
+
+
 SAMPLES = (
     sample("d0 d1 -> d0 d1", aten._softmax.default, floats(4, 8), -1, False),
     sample("d0 d1 d2 -> d0 d1 d2", aten._softmax.default, floats(8, 2, 4), 0, False),
     sample("d0 d1 -> d0 d1", aten._softmax.default, floats(2, 48), 1, False, divided={0: (2, 3, 4, 4)}),
     sample("d0 1 -> d0 1", aten._softmax.default, floats(4, 1), 1, False),
     sample("d0 d1 -> d0 d1", aten._softmax.default, floats(4, 8, dtype=half), -1, False, tolerance=1e-2),
+    sample("d0 d1 -> d0 d1", aten._safe_softmax.default, Masked((4, 8)), -1),
+    sample("d0 d1 -> d0 d1", aten._safe_softmax.default, Masked((4, 8), half), -1, torch.float32, tolerance=1e-2),
     sample("d0 d1 -> d0 d1", aten._log_softmax.default, floats(4, 8), -1, False),
     sample("d0 d1 -> d0 d1", aten._log_softmax.default, floats(4, 8, dtype=half), 0, False, tolerance=1e-1),
     sample(
