@@ -82,7 +82,7 @@ class Compiler:
             shard,
             localize,
             Simplify(),
-            Split(),
+            Split(grid=self.grid, cost_model=self.cost_model),
         )
         return self.pipeline(standard) if self.pipeline is not None else standard
 

@@ -1,8 +1,8 @@
 """The pass `split`: the joint graph becomes a forward and a backward graph, with what one saves for the other.
 
 What backward needs is saved as it is, with two exceptions that are made again: views, which cost nothing, and what
-follows from parameters alone (a gathered weight is gathered again, so that only its shard lives in between). Buffers
-are saved too: another call may change them in between.
+follows from parameters alone (a gathered weight is gathered again, so that only its shard lives in between), unless the
+cost model holds it for less than its gathering costs. Buffers are saved too: another call may change them in between.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from axograph.capture.program import Input, Output, Program, value
+from axograph.capture.program import Input, Output, Program, facts, value
+from axograph.cost_model.protocol import CostModel
+from axograph.grid import Grid
 from axograph.passes.sharding.arguments import is_pick
 
 aten = torch.ops.aten
@@ -25,6 +27,9 @@ _VIEWS = {aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.sel
 class Split:
     """Divide a joint program into the two halves that autograd runs."""
 
+    grid: Grid | None = None
+    cost_model: CostModel | None = None
+    """Says what it costs to gather a weight again and to hold it gathered; without it all are gathered again."""
     name: str = "split"
     preserves_numerics: bool = True
 
@@ -36,10 +41,42 @@ class Split:
         if not behind:
             return _half(program, ahead, (), "Forward")
         forward = _with_picks(_ancestors(result for result, _ in ahead))
-        saved = _saved(program, forward, [result for result, _ in behind])
+        saved = self._saved(program, forward, [result for result, _ in behind])
         kept = [*ahead, *((node, Output(kind="saved", target=i)) for i, node in enumerate(saved))]
         first = _half(program, kept, (), "Forward")
         return replace(first, backward=_half(program, behind, saved, "Backward"))
+
+    def _saved(self, program: Program, forward: set[fx.Node], gradients: Sequence[fx.Node | None]) -> list[fx.Node]:
+        """The values of the forward graph that backward is given, in the order of the graph."""
+        again = _from_parameters(program)
+        declared = zip(program.placeholders(), program.inputs, strict=True)
+        buffers = {node for node, about in declared if about.kind == "buffer"}
+        found: set[fx.Node] = set()
+        seen: set[fx.Node] = set()
+        waiting = [node for node in gradients if node is not None]
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.op == "placeholder":
+                if node in buffers:
+                    found.add(node)
+                continue
+            whole = isinstance(node.meta.get("val"), torch.Tensor)
+            if node in forward and whole and not _is_view(node) and (node not in again or self._kept(node, again)):
+                found.add(node)
+            else:
+                waiting += node.all_input_nodes
+        return [node for node in program.graph.nodes if node in found]
+
+    def _kept(self, node: fx.Node, again: set[fx.Node]) -> bool:
+        """Whether what follows from parameters is cheaper to hold until backward than to communicate again."""
+        if self.cost_model is None or self.grid is None:
+            return False
+        moved = [facts(part).collective for part in _ancestors([node]) if part in again]
+        again_s = sum(self.cost_model.collective_s(part, self.grid) for part in moved if part is not None)
+        return again_s > self.cost_model.hold_s(value(node).numel() * value(node).element_size())
 
 
 def _ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) -> set[fx.Node]:
@@ -59,31 +96,6 @@ def _ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) ->
 def _with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
     """These nodes, and all that picks one of their outputs: what an operator makes for backward is made forward."""
     return nodes | {user for node in nodes for user in node.users if is_pick(user)}
-
-
-def _saved(program: Program, forward: set[fx.Node], gradients: Sequence[fx.Node | None]) -> list[fx.Node]:
-    """The values of the forward graph that backward is given, in the order of the graph."""
-    again = _from_parameters(program)
-    declared = zip(program.placeholders(), program.inputs, strict=True)
-    buffers = {node for node, about in declared if about.kind == "buffer"}
-    found: set[fx.Node] = set()
-    seen: set[fx.Node] = set()
-    waiting = [node for node in gradients if node is not None]
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.op == "placeholder":
-            if node in buffers:
-                found.add(node)
-            continue
-        whole = isinstance(node.meta.get("val"), torch.Tensor)
-        if node in forward and whole and node not in again and not _is_view(node):
-            found.add(node)
-        else:
-            waiting += node.all_input_nodes
-    return [node for node in program.graph.nodes if node in found]
 
 
 def _is_view(node: fx.Node) -> bool:

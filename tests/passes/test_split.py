@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ import axograph
 from axograph.capture.listing import listing
 from axograph.capture.program import Program
 from axograph.capture.trace import capture
+from axograph.cost_model import Collective, Compute
+from axograph.grid import Grid
 from axograph.passes.normalize import Normalize
 from axograph.passes.split import Split
 
@@ -81,19 +83,43 @@ def test_views_are_made_again_and_not_saved() -> None:
     assert [str(node.target) for node in saved if node is not None] == ["aten.relu.default"]
 
 
-def test_gathered_weights_are_gathered_again_and_not_saved() -> None:
-    program = compiled(Net(), (1, 1, 2, 1), torch.ones(4, 4), scheme="fsdp")
-    backward = program.backward
-    assert backward is not None
-    gathers = [line for half in (program, backward) for line in text(half) if "all_gather_into_tensor(" in line]
-    assert [line.partition(":")[0] for line in gathers] == [
-        "all_gather_into_tensor",
-        "all_gather_into_tensor_1",
-        "all_gather_into_tensor_1",
+@dataclass(frozen=True)
+class Priced:
+    """A second for each byte communicated, and so many for each byte held."""
+
+    held_s: float
+
+    def compute_s(self, work: Compute) -> float:
+        return 0.0
+
+    def collective_s(self, collective: Collective, grid: Grid) -> float:
+        return collective.size_bytes
+
+    def hold_s(self, size_bytes: float) -> float:
+        return self.held_s * size_bytes
+
+
+def gathers_and_saved(held_s: float) -> tuple[list[str], list[str]]:
+    """The gathers of both halves by name, and the lines of what is saved."""
+    program = compiled(Net(), (1, 1, 2, 1), torch.ones(4, 4), scheme="fsdp", cost_model=Priced(held_s))
+    assert program.backward is not None
+    gathers = [line for half in (program, program.backward) for line in text(half) if "all_gather_into_tensor(" in line]
+    return [line.partition(":")[0] for line in gathers], [
+        line for line in text(program.backward) if "input saved" in line
     ]
-    assert ("parameter", "down.weight") in kinds(backward)
-    saved = [line for line in text(backward) if "input saved" in line]
+
+
+def test_gathered_weights_are_gathered_again_and_not_saved() -> None:
+    gathers, saved = gathers_and_saved(held_s=2.0)
+    assert gathers == ["all_gather_into_tensor", "all_gather_into_tensor_1", "all_gather_into_tensor_1"]
     assert saved == ["relu: f32[2/z, 2, 8] -> f32[1, 2, 8] = input saved 0"]
+
+
+def test_gathered_weights_are_saved_where_that_is_cheaper() -> None:
+    gathers, saved = gathers_and_saved(held_s=0.5)
+    assert gathers == ["all_gather_into_tensor", "all_gather_into_tensor_1"]
+    assert len(saved) == 2
+    assert "f32[4, 8]" in saved[1]
 
 
 def test_without_gradients_there_is_no_backward() -> None:

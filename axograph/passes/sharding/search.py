@@ -160,26 +160,35 @@ class Search:
         counts: Counter[tuple[Hashable, int, Hashable, int]] = Counter()
         example: dict[tuple[Hashable, int, Hashable, int], Value] = {}
 
-        def edge(producer: Hashable, output: int, consumer: Hashable, at: int, value: Value) -> None:
+        operators, tensors = self.survey.remade()
+        twice: set[tuple[Hashable, int, Hashable, int]] = set()
+        """Reshards of what follows from parameters alone that backward needs, too."""
+
+        def edge(producer: Hashable, output: int, consumer: Hashable, at: int, value: Value, again: bool) -> None:
             key = (producer, output, consumer, at)
             example[key] = value
             counts[key] += 1
+            if again:
+                twice.add(key)
 
         for value, users in self.survey.users.items():
             source, output = self.member_of[value[0]], value[1]
             if value in self.shared:
-                edge(source, output, self.shared[value], 0, value)
+                edge(source, output, self.shared[value], 0, value, value in tensors)
                 source, output = self.shared[value], 0
             for node, at in users:
                 if at >= 0:
-                    edge(source, output, self.member_of[node], at, value)
+                    edge(source, output, self.member_of[node], at, value, node in operators)
                 else:
-                    edge(source, output, self.results[-1 - at], 0, value)
+                    edge(source, output, self.results[-1 - at], 0, value, False)
         for key, count in counts.items():
             producer, output, consumer, at = key
             if producer != consumer or self.members[producer].strategies:
                 first, second = self.members[producer], self.members[consumer]
-                table = count * self._table(first, output, second, at, example[key])
+                table = self._table(first, output, second, at, example[key])
+                if key in twice:
+                    table = table + np.minimum(table, self._held_s(second, at, example[key]))
+                table = count * table
                 problem.add_pair(first.variable, second.variable, table)
 
     def _table(self, producer: Member, output: int, consumer: Member, at: int, value: Value) -> npt.NDArray[np.float64]:
@@ -188,6 +197,13 @@ class Search:
         sources, targets = self._coded(producer.outputs, output), self._coded(consumer.inputs, at)
         size_bytes = tensor.numel() * tensor.element_size()
         return self.resharder.table(sources, targets, size_bytes, DTYPE_NAMES.get(tensor.dtype, "f32"))
+
+    def _held_s(self, consumer: Member, at: int, value: Value) -> npt.NDArray[np.float64]:
+        """Seconds for holding a tensor from forward to backward as each state of a consumer takes it."""
+        size = tensor_of(value).element_size()
+        taken = [state[at] for state in consumer.inputs]
+        held = [self.states.model.hold_s(placed.local_elements(self.survey.grid) * size) for placed in taken]
+        return np.array(held)[None, :]
 
     def _coded(self, states: Sequence[tuple[Placement | None, ...]], at: int) -> Codes:
         """The number of the placement in each state, worked out once for each list of states."""

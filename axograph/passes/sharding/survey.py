@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from axograph.capture.program import Input, Program
+from axograph.capture.program import Input, Program, facts
 from axograph.grid import Grid
 from axograph.passes.sharding.arguments import Value, is_pick, resolve, tensor_arguments
 from axograph.passes.sharding.atoms import Atoms, find_atoms
@@ -96,6 +96,28 @@ class Survey:
             if result is not None:
                 users[resolve(result)].append((output, -1 - i))
         return users
+
+    def remade(self) -> tuple[set[fx.Node], set[Value]]:
+        """The operators, and the tensors, that follow from parameters alone and are used forward and backward.
+
+        What is gathered for them is gathered again for backward, or held until then (see the pass `split`).
+        """
+        declared = self.placeholders.items()
+        alone = {node for node, about in declared if about.kind == "parameter"}
+        for node in self.nodes:
+            makers = [resolve(argument)[0] for argument in tensor_arguments(node)]
+            if makers and alone.issuperset(makers):
+                alone.add(node)
+        phases: dict[Value, set[str]] = defaultdict(set)
+        """In which halves a tensor is used, by operators that take more than parameters."""
+        for node in reversed(self.nodes):
+            own: set[str] = {facts(node).phase}
+            if node in alone:
+                own = {phase for i in range(len(self.rules[node].outputs)) for phase in phases[node, i]}
+            for argument in tensor_arguments(node):
+                phases[resolve(argument)] |= own
+        both = {value for value, used in phases.items() if value[0] in alone and len(used) == 2}
+        return {node for node, _ in both}, both
 
     def gradients(self) -> dict[str | int, Value]:
         """What makes the gradient of each parameter, by name."""
