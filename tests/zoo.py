@@ -58,13 +58,15 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A GPT whose head is its embedding."""
 
-    def __init__(self, features: int = 32, heads: int = 8, layers: int = 2, length: int = 8) -> None:
+    def __init__(
+        self, features: int = 32, heads: int = 8, layers: int = 2, length: int = 8, vocabulary: int = VOCABULARY
+    ) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, features)
+        self.tokens = nn.Embedding(vocabulary, features)
         self.positions = nn.Embedding(length, features)
         self.blocks = nn.ModuleList(Block(features, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(features)
-        self.head = nn.Linear(features, VOCABULARY, bias=False)
+        self.head = nn.Linear(features, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -152,7 +154,10 @@ CASES = (
     Case("gpt_neox", _gpt_neox),
     Case("bert", _bert),
 )
-BY_NAME = {case.name: case for case in CASES}
+ODD = Case("odd", lambda: GPT(features=30, heads=6, layers=1, length=7, vocabulary=97))
+"""A GPT in which little divides: give it a batch of 5."""
+
+BY_NAME = {case.name: case for case in (*CASES, ODD)}
 
 
 def loss_of(output: Any) -> torch.Tensor:

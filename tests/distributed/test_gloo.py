@@ -8,7 +8,8 @@ Found = list[dict[str, Any]]
 
 
 @pytest.mark.parametrize(
-    "scenario", ["gpt on x and z", "gpt2 on y and data", "llama on x and y", "mlp on z and data", "gpt fsdp"]
+    "scenario",
+    ["gpt on x and z", "gpt2 on y and data", "llama on x and y", "mlp on z and data", "gpt fsdp", "odd on x and data"],
 )
 def test_training_equals_the_unmodified_model(found: Found, scenario: str) -> None:
     for rank in found:
@@ -17,7 +18,7 @@ def test_training_equals_the_unmodified_model(found: Found, scenario: str) -> No
         assert all(value < 1e-5 for value in worst.values()), worst
 
 
-@pytest.mark.parametrize("scenario", ["gpt on x and z", "llama on x and y", "gpt fsdp"])
+@pytest.mark.parametrize("scenario", ["gpt on x and z", "llama on x and y", "gpt fsdp", "odd on x and data"])
 def test_parameters_are_sharded_dtensors_under_the_models_names(found: Found, scenario: str) -> None:
     for rank in found:
         assert rank[scenario]["parameters"] == ["DTensor"]
@@ -46,7 +47,7 @@ def test_all_ranks_start_from_the_weights_of_rank_0(found: Found) -> None:
 
 def test_reshards_over_groups_equal_the_parts_of_the_whole(found: Found) -> None:
     for rank in found:
-        assert len(rank["reshards"]) == 9
+        assert len(rank["reshards"]) == 13
         assert set(rank["reshards"].values()) == {0.0}, rank["reshards"]
 
 

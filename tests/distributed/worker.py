@@ -39,10 +39,10 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return (full(ours).detach() - theirs.detach()).abs().max().item()
 
 
-def training(name: str, grid: tuple[int, int, int, int], scheme: str | None = None) -> dict[str, Any]:
+def training(name: str, grid: tuple[int, int, int, int], scheme: str | None = None, **sizes: int) -> dict[str, Any]:
     """The largest differences to the unmodified model over three steps of SGD and of AdamW."""
     case = BY_NAME[name]
-    model, inputs = case.model(), case.inputs()
+    model, inputs = case.model(), case.inputs(**sizes)
     original = copy.deepcopy(model)
     start = copy.deepcopy(model.state_dict())
     module = axograph.parallelize(model, grid=grid, scheme=scheme)
@@ -138,6 +138,10 @@ RESHARDS = [
     ("[8, 12] partial(x:max)", "[8/y, 12]"),
     ("[8, 12]", "[8/x, 12/y]"),
     ("[8/x, 12/y]", "[8/y, 12/x]"),
+    ("[8, (3/x 4)]", "[8, (3 4/x)]"),
+    ("[8, (3/x.y 4)]", "[8, (3 4)]"),
+    ("[8, (3 4)] partial(x, y)", "[8/y, (3/x 4)]"),
+    ("[8/x, (3/y 4)]", "[8/y, (3/x 4)]"),
 ]
 
 
@@ -208,6 +212,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "llama on x and y": lambda: training("llama", (2, 2, 1, 1)),
     "mlp on z and data": lambda: training("mlp", (1, 1, 2, 2)),
     "gpt fsdp": lambda: training("gpt", (1, 1, 4, 1), "fsdp"),
+    "odd on x and data": lambda: training("odd", (2, 1, 1, 2), batch=5, length=7),
     "outputs": outputs,
     "optimizer made first": optimizer_made_first,
     "different start": different_start,
