@@ -17,6 +17,7 @@ from axograph.codegen.module import ParallelModule
 from axograph.cost_model import CostModel, RingModel
 from axograph.errors import AxographError, GridError
 from axograph.grid import Grid
+from axograph.passes.sharding.constraints import Constraints, UserPlan
 from axograph.passes.sharding.schemes import Scheme
 from axograph.pipeline import Observer
 from axograph.runtime.engine import Engine, OneRank
@@ -28,6 +29,7 @@ def parallelize(
     grid: Grid | Sequence[int],
     *,
     scheme: str | None = None,
+    plan: UserPlan | None = None,
     cost_model: CostModel | None = None,
     sample_inputs: tuple[Any, ...] | Mapping[str, Any] | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
@@ -49,6 +51,8 @@ def parallelize(
         model: any `nn.Module` that `torch.export` can trace; it may be on the meta device.
         grid: the numbers of ranks along the axes (x, y, z, data).
         scheme: "axonn", "megatron", "fsdp" or "ddp" pins a classic layout; None searches for the cheapest.
+        plan: placements by module path, such as {"layers.*.mlp.up_proj": "n/x k/y", "*.q_proj": "colwise"}, that the
+            search keeps to; or a whole `Plan`, or the path of its file, to be reproduced.
         cost_model: any object with the methods of `CostModel`; by default rings on Perlmutter's links.
         sample_inputs: positional (tuple) or keyword (mapping) inputs to compile for now rather than at the first call.
         batch_dims: the dim that carries the batch, by the name or position of an input; None for an input without one.
@@ -58,7 +62,8 @@ def parallelize(
 
     Raises:
         GridError: the grid is not four positive integers, or does not have as many ranks as the process group.
-        PlanError: the scheme is unknown.
+        PlanError: the scheme is unknown, or the plan names what the model does not have; and, when compiling, where an
+            entry of the plan divides nothing, or contradicts another one or the scheme.
         CaptureError, UnsupportedError, AgreementError: at the first call, or now with `sample_inputs`.
 
     >>> pm = parallelize(nn.Linear(4, 2), grid=(2, 1, 1, 1))
@@ -75,18 +80,23 @@ def parallelize(
             rule="a cost model has the methods compute_s(work), collective_s(collective, grid) and hold_s(size_bytes)",
             remedy="axograph.cost_model.RingModel(), or add the missing methods",
         )
+    asked = Constraints.of(plan, whole, scheme, model)
     device = _device(model)
+    engine = _engine(whole, device)
     compiler = Compiler(
         grid=whole,
         cost_model=cost_model if cost_model is not None else RingModel(),
-        scheme=scheme,
+        scheme=asked.scheme,
+        entries=asked.entries,
+        stored=dict(asked.stored),
+        once=engine.once,
         batch_dims=dict(batch_dims or {}),
         outputs=outputs,
         device=device,
         pipeline=pipeline,
         observers=tuple(observers),
     )
-    module = ParallelModule(model, compiler, _engine(whole, device))
+    module = ParallelModule(model, compiler, engine)
     if sample_inputs is not None:
         args, kwargs = ((), dict(sample_inputs)) if isinstance(sample_inputs, Mapping) else (sample_inputs, {})
         module.compile_for(*Structure.flatten((args, kwargs)))

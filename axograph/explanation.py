@@ -18,11 +18,12 @@ class Move:
     tensor: str
     """Which tensor of O = I W it is: "I", "W", "O", or in backward "dO", "I", "W", "dI", "dW"."""
     kind: str
-    """The collective, such as "all_gather"; "slice" for a step that communicates nothing."""
+    """The collective, such as "all_gather"; "slice" for a step that communicates nothing; "held" for what forward
+    brought here and keeps for backward."""
     axes: tuple[str, ...]
     """The axes that its group spans."""
     size_bytes: float
-    """Bytes of the larger side on one rank; 0 for a slice."""
+    """Bytes of the larger side on one rank, or those held; 0 for a slice."""
     cost_s: float
     users: int = 1
     """The number of operators that take the tensor as this step leaves it: they share it."""

@@ -20,6 +20,8 @@ from axograph.passes.group_heads import GroupHeads
 from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
 from axograph.passes.recognize_causal import RecognizeCausal
+from axograph.passes.sharding.constraints import Entry
+from axograph.passes.sharding.decision import Once
 from axograph.passes.sharding.shard import Shard
 from axograph.passes.simplify import Simplify
 from axograph.passes.split import Split
@@ -41,13 +43,17 @@ class Compiler:
     grid: Grid
     cost_model: CostModel
     scheme: str | None = None
+    entries: tuple[Entry, ...] = ()
+    """What the user's plan asks of matmuls."""
+    once: Once | None = None
+    """Searches on one rank, for all; None: this rank searches."""
     batch_dims: Mapping[str, int | None] = field(default_factory=dict)
     outputs: Outputs = "auto"
     device: torch.device | None = None
     pipeline: Pipeline | None = None
     observers: tuple[Observer, ...] = ()
     stored: dict[str, Placement] = field(default_factory=dict)
-    """Where earlier programs stored the parameters: later ones find them there."""
+    """Where earlier programs, or the user's plan, stored the parameters: later ones find them there."""
 
     def compile(
         self, model: nn.Module, tensors: Sequence[torch.Tensor], structure: Structure, wide: bool, stages: Stages
@@ -72,6 +78,8 @@ class Compiler:
             batch_dims=dims,
             full_outputs=self._full_outputs(program),
             stored=dict(self.stored),
+            entries=self.entries,
+            once=self.once,
         )
         localize = Localize(grid=self.grid, cost_model=self.cost_model)
         standard: tuple[Pass, ...] = (

@@ -6,9 +6,10 @@ A rank that fails while it compiles tells the others, too: every rank raises, no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,11 @@ import torch.distributed as dist
 from axograph.capture.listing import listing
 from axograph.capture.program import Program
 from axograph.errors import AgreementError
+
+T = TypeVar("T")
+
+_TOLD = "raised on every rank"
+"""The note on an error that all ranks know of already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +60,44 @@ def agree(program: Program, inputs: Sequence[torch.Tensor]) -> None:
         )
 
 
+def made_once(make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank. Inside `shared_failure`: where a rank has failed before, or rank 0 does now,
+    every rank raises.
+    """
+    made, failure = None, None
+    if dist.get_rank() == 0:
+        try:
+            made = make()
+        except Exception as error:
+            failure = error
+    reports = _exchange(_Report(_failure_text(failure) if failure is not None else ""))
+    if failure is not None:
+        failure.add_note(_TOLD)
+        raise failure
+    try:
+        _raise_failure(reports)
+    except AgreementError as error:
+        error.add_note(_TOLD)
+        raise
+    box: list[Any] = [made]
+    dist.broadcast_object_list(box, src=0)
+    received: T = box[0]
+    return received
+
+
 @contextmanager
 def shared_failure() -> Iterator[None]:
     """Where ranks compile together: an error on one is raised on all, instead of leaving the others waiting."""
     try:
         yield
     except Exception as error:
-        _exchange(_Report(f"{type(error).__name__}: {error}"))
+        if _TOLD not in getattr(error, "__notes__", ()):
+            _exchange(_Report(_failure_text(error)))
         raise
+
+
+def _failure_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _raise_failure(reports: Sequence[_Report]) -> None:

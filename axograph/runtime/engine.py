@@ -14,6 +14,9 @@ from axograph.grid import Grid
 from axograph.placement import Placement
 from axograph.runtime.boxed import boxed
 
+Once = Callable[[Callable[[], Any]], Any]
+"""Makes something on the first rank and returns it on every rank; what fails there, fails on every rank."""
+
 Runner = Callable[[list[Any]], Sequence[Any]]
 """Half of a program: the values of its placeholders in, its results out. It empties the list that it is given."""
 
@@ -44,6 +47,11 @@ class Engine(Protocol):
 
     def together(self) -> AbstractContextManager[None]:
         """Entered while a program is compiled: an error on one rank is then raised on all."""
+        ...
+
+    @property
+    def once(self) -> Once | None:
+        """How ranks share what one of them makes while they compile; None where one process runs all ranks."""
         ...
 
     def bind(self, module: fx.GraphModule) -> Runner:
@@ -89,6 +97,10 @@ class OneRank:
     def together(self) -> AbstractContextManager[None]:
         """Nothing to do."""
         return nullcontext()
+
+    @property
+    def once(self) -> None:
+        """There is one process."""
 
     def bind(self, module: fx.GraphModule) -> Runner:
         """Call the generated code."""

@@ -16,8 +16,9 @@ from axograph.capture.program import Program
 from axograph.errors import GridError
 from axograph.grid import CUT_ORDER, Grid
 from axograph.placement import Placement
-from axograph.runtime.agreement import agree, shared_failure
+from axograph.runtime.agreement import agree, made_once, shared_failure
 from axograph.runtime.boxed import Boxed, boxed
+from axograph.runtime.engine import Once
 from axograph.runtime.parts import local_part, padded, trimmed
 from axograph.torch_private import collective_op, local_tensor, move_shard, strided_shard
 
@@ -104,6 +105,11 @@ class ProcessGrid:
     def together(self) -> AbstractContextManager[None]:
         """An error on one rank reaches all."""
         return shared_failure()
+
+    @property
+    def once(self) -> Once:
+        """Rank 0 makes it."""
+        return made_once
 
     def bind(self, module: fx.GraphModule) -> Boxed:
         """Put the names of process groups in the places of the names of axes."""

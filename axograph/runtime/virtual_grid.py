@@ -64,6 +64,10 @@ class VirtualGrid:
         """Nothing to do."""
         return nullcontext()
 
+    @property
+    def once(self) -> None:
+        """There is one process."""
+
     def bind(self, module: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:
         """Run the graph on stacked values."""
 

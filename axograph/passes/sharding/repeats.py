@@ -22,11 +22,15 @@ _NUMBERED = re.compile(r"^(?:\w+\.)*?(\d+)(?=\.|$)")
 
 
 def operator_keys(
-    rules: Mapping[fx.Node, Rule], atoms: Mapping[Value, Atoms], forward: Mapping[fx.Node, fx.Node]
+    rules: Mapping[fx.Node, Rule],
+    atoms: Mapping[Value, Atoms],
+    forward: Mapping[fx.Node, fx.Node],
+    pins: Mapping[fx.Node, Hashable],
 ) -> dict[fx.Node, Hashable]:
     """A key for each operator, equal for operators at the same place of identical layers.
 
-    `forward` has the forward product of each backward one, which decides it. Operators of no module, such as
+    `forward` has the forward product of each backward one, which decides it; `pins` what the user asks of a product:
+    layers of which different things are asked are not identical. Operators of no module, such as
     additions of gradients, are known by what makes their arguments.
     """
     layers: dict[str, list[fx.Node]] = defaultdict(list)
@@ -37,7 +41,7 @@ def operator_keys(
     kinds: dict[Hashable, int] = {}
     for layer, nodes in layers.items():
         place = {node: i for i, node in enumerate(nodes)}
-        described = tuple(_describe(node, rules[node], atoms, place, forward) for node in nodes)
+        described = tuple((_describe(node, rules[node], atoms, place, forward), pins.get(node)) for node in nodes)
         kind = (unnumbered(layer), _parity(layer, nodes), described)
         number = kinds.setdefault(kind, len(kinds))
         keys |= {node: (unnumbered(facts(node).path), number, i) for i, node in enumerate(nodes)}

@@ -237,13 +237,13 @@ class Search:
             values=values,
             results=tuple(ends),
             cost_s=solution.cost,
-            certificate=_certificate(solution),
+            certificate=certificate(solution),
             roles=self.survey.roles,
             rules=self.survey.rules,
         )
 
 
-def _certificate(solution: Solution) -> str:
+def certificate(solution: Solution) -> str:
     """What is known of the distance to the least cost."""
     if solution.is_optimal:
         return "optimal"

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-import torch
 from torch import fx
 
-from axograph.capture.program import Input, Program, facts, note
+from axograph.capture.program import Input, Program, note
 from axograph.cost_model.protocol import CostModel
 from axograph.errors import GridError
 from axograph.grid import Grid
 from axograph.passes.rewrite import copied
 from axograph.passes.sharding.arguments import tensor_arguments
+from axograph.passes.sharding.constraints import Entry
+from axograph.passes.sharding.decision import Once, decided_once
+from axograph.passes.sharding.explaining import Explainer
 from axograph.passes.sharding.rule import Strategy
 from axograph.passes.sharding.schemes import Scheme
 from axograph.passes.sharding.search import Assignment, Search
@@ -37,14 +39,20 @@ class Shard:
     """Whether every rank gets the outputs of the model in full."""
     stored: Mapping[str, Placement] = field(default_factory=dict)
     """Where parameters already lie, from an earlier program of the same model."""
+    entries: tuple[Entry, ...] = ()
+    """What the user's plan asks of matmuls."""
+    once: Once | None = None
+    """Searches on one rank, for all; None: this rank searches."""
     name: str = "shard"
     preserves_numerics: bool = True
 
     def run(self, program: Program) -> Program:
-        """Raises `GridError` where an axis cuts none of the matmuls."""
+        """Raises `GridError` where an axis cuts no matmul, `PlanError` where the user's plan cannot be met."""
         program = copied(program, "Sharded")
-        survey = Survey(program, self.grid, Scheme.named(self.scheme), self.batch_dims, self.stored)
-        decided = Search(survey, self.cost_model, full_outputs=self.full_outputs).run()
+        search = self.search(program)
+        search.states.check_pins()
+        survey = search.survey
+        decided = search.run() if self.once is None else decided_once(survey, search.run, self.once)
         inputs = []
         for node, declared in zip(program.placeholders(), program.inputs, strict=True):
             placed = decided.values[node, 0]
@@ -58,22 +66,23 @@ class Shard:
             for declared, placed in zip(program.outputs, decided.results, strict=True)
         )
         plan = _plan(survey, decided, tuple(inputs))
+        plan = replace(plan, explainer=Explainer(partial(self.search, program), decided, plan.matmuls))
         _refuse_idle_axes(plan, decided)
         return replace(program, inputs=tuple(inputs), outputs=outputs, plan=plan)
+
+    def search(self, program: Program) -> Search:
+        """The search that this pass makes for a program."""
+        scheme = Scheme.named(self.scheme)
+        survey = Survey(program, self.grid, scheme, self.batch_dims, self.stored, self.entries)
+        return Search(survey, self.cost_model, full_outputs=self.full_outputs)
 
 
 def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Plan:
     parameters = {str(i.target): i.placement for i in inputs if i.kind == "parameter" and i.placement is not None}
     by_node = {node: i for node, i in zip(survey.placeholders, inputs, strict=True)}
-    counted: Counter[str] = Counter()
     matmuls = {}
-    for node, strategy in decided.strategies.items():
-        about = facts(node)
-        if node.target is not torch.ops.aten.mm.default or about.phase != "forward":
-            continue
-        counted[about.path] += 1
-        count = counted[about.path]
-        path = about.path if count == 1 else f"{about.path}#{count}"
+    for path, node in survey.matmuls.items():
+        strategy = decided.strategies[node]
         weight = _parameter_behind(tensor_arguments(node)[1], by_node)
         sizes = decided.rules[node].sizes
         matmuls[path] = MatmulPlacement(
@@ -87,7 +96,11 @@ def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Pla
             reason=_reason(survey, node, strategy),
         )
     unknown = sorted({str(node.target) for node, rule in decided.rules.items() if not rule.known})
-    notes = (*decided.roles.notes, *(f"{op} has no rule: it runs on gathered inputs" for op in unknown))
+    notes = (
+        *decided.roles.notes,
+        *survey.pin_notes,
+        *(f"{op} has no rule: it runs on gathered inputs" for op in unknown),
+    )
     return Plan(
         grid=survey.grid,
         scheme=survey.scheme.name,
@@ -111,7 +124,7 @@ def _reason(survey: Survey, node: fx.Node, strategy: Strategy) -> str:
     """Why a matmul is not laid out as the scheme has it, and why axes cut nothing of it."""
     grid, sizes = survey.grid, survey.rules[node].sizes
     dims = ", ".join(f"{name}={sizes[name]}" for name in "mkn" if name in sizes)
-    reasons = []
+    reasons = list(survey.pins[node].asked) if node in survey.pins else []
     scheme = survey.scheme
     if scheme.name and not scheme.allows(strategy, survey.roles.feature_factors(node, survey.options[node]), grid):
         reasons.append(f"no {scheme.name} layout divides {dims} evenly")

@@ -19,6 +19,7 @@ from axograph.cost_model.protocol import Collective, Compute, CostModel
 from axograph.grid import CUT_ORDER, Grid
 from axograph.passes.sharding.arguments import Value, output_tensors, tensor_arguments
 from axograph.passes.sharding.atoms import Atoms
+from axograph.passes.sharding.constraints import unstorable
 from axograph.passes.sharding.partners import Partner
 from axograph.passes.sharding.rule import Rule, Strategy
 from axograph.passes.sharding.strategies import Choice, Cut, Options, may_pad, place
@@ -87,7 +88,8 @@ class States:
         features: tuple[str, ...] = ()
         if node.target is aten.mm.default:
             features = self.survey.roles.feature_factors(node, options)
-        key = (_identity(options), tuple(allowed.items()), node.target is aten.mm.default, features)
+        pin = self.survey.pins.get(node)
+        key = (_identity(options), tuple(allowed.items()), node.target is aten.mm.default, features, pin)
         menu = self._menus.get(key)
         if menu is None:
             choices = options.choices()
@@ -131,8 +133,33 @@ class States:
         roles = self.survey.roles
         found = _passing_together(found, (*roles.batch_axes, *roles.row_axes))
         if node.target is aten.mm.default:
-            found = self.survey.scheme.filter(found, self.survey.roles.feature_factors(node, options), self.grid)
+            found = self._product(node, found, allowed)
         return found
+
+    def _product(self, node: fx.Node, found: list[Strategy], allowed: Mapping[str, Sequence[Choice]]) -> list[Strategy]:
+        """The strategies of a product that the scheme and the user's plan leave; `PlanError` where that is none."""
+        options, scheme = self.survey.options[node], self.survey.scheme
+        features, pin = self.survey.roles.feature_factors(node, options), self.survey.pins.get(node)
+        layouts = scheme.filter(found, features, self.grid)
+        if pin is None:
+            return layouts
+        asked = pin.strategies(options, allowed, self.grid)
+        if not asked:
+            raise pin.refusal(node, options, self.grid)
+        if scheme.name is None:
+            return scheme.filter(asked, features, self.grid)
+        held = [strategy for strategy in layouts if pin.holds(strategy)]
+        if not held:
+            raise pin.contradiction(node, scheme.name, layouts)
+        return held
+
+    def check_pins(self) -> None:
+        """Raise `PlanError` where the user's plan asks what a matmul or a parameter cannot have."""
+        for node in self.survey.pins:
+            self.operator(node, None)
+        for node, declared in self.survey.placeholders.items():
+            if declared.kind == "parameter" and declared.target in self.survey.stored:
+                self._parameter(node)
 
     def _worthwhile(self, node: fx.Node, choice: Choice) -> bool:
         """Partial sums are passed on by operators that only move, scale or add."""
@@ -209,7 +236,8 @@ class States:
         if kept is None:
             return self.survey.scheme.storage(placements, self.grid)
         placements = [p for p in placements if p.simplified() == kept.simplified()]
-        assert placements, f"{node} can be stored as {kept} again"
+        if not placements:
+            raise unstorable(str(self.survey.placeholders[node].target), kept, self.grid)
         return placements
 
     def _batch_cut(self, value: Value) -> Placement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -12,6 +12,7 @@ from axograph.capture.program import Input, Program, facts
 from axograph.grid import Grid
 from axograph.passes.sharding.arguments import Value, is_pick, resolve, tensor_arguments
 from axograph.passes.sharding.atoms import Atoms, find_atoms
+from axograph.passes.sharding.constraints import Entry, Pin, find_pins, matmul_names
 from axograph.passes.sharding.partners import Partner, find_partners
 from axograph.passes.sharding.repeats import operator_keys
 from axograph.passes.sharding.roles import Roles, find_roles
@@ -33,6 +34,8 @@ class Survey:
     """The dim of each user input that carries the batch, None for an input without one."""
     stored: Mapping[str, Placement] = field(default_factory=dict)
     """Where parameters already lie, from an earlier program of the same model."""
+    entries: Sequence[Entry] = ()
+    """What the user's plan asks of matmuls."""
     nodes: list[fx.Node] = field(init=False)
     """The operators, in order."""
     rules: dict[fx.Node, Rule] = field(init=False)
@@ -42,6 +45,11 @@ class Survey:
     options: dict[fx.Node, Options] = field(init=False)
     roles: Roles = field(init=False)
     partners: dict[fx.Node, Partner] = field(init=False)
+    matmuls: dict[str, fx.Node] = field(init=False)
+    """The forward products, by the names under which they are planned."""
+    pins: dict[fx.Node, Pin] = field(init=False)
+    """What the user's plan says of each matmul that it names."""
+    pin_notes: tuple[str, ...] = field(init=False)
     users: dict[Value, list[tuple[fx.Node, int]]] = field(init=False)
     """For each value, the operators that take it and at which place; a place of -1 - i is output i of the graph."""
 
@@ -54,6 +62,8 @@ class Survey:
         self.options = {node: self._options(node) for node in self.nodes}
         self.roles = find_roles(self.program, self.options, self.atoms, self.grid, self.scheme, self.batch_dims)
         self.partners = find_partners(self.options, self._gradients_and_parameters())
+        self.matmuls = matmul_names(self.nodes)
+        self.pins, self.pin_notes = find_pins(self.entries, self.matmuls, self.options)
         self.users = self._users()
 
     def _tied(self) -> list[tuple[Value, Value]]:
@@ -140,4 +150,4 @@ class Survey:
     def keys(self) -> dict[fx.Node, Hashable]:
         """A key for each operator, equal for operators at the same place of identical layers."""
         forward = {node: partner.forward for node, partner in self.partners.items()}
-        return operator_keys(self.rules, self.atoms, forward)
+        return operator_keys(self.rules, self.atoms, forward, self.pins)
