@@ -51,6 +51,21 @@ def test_reshards_over_groups_equal_the_parts_of_the_whole(found: Found) -> None
         assert set(rank["reshards"].values()) == {0.0}, rank["reshards"]
 
 
+def test_one_rank_searches_and_all_receive_its_plan(found: Found) -> None:
+    assert [rank["one rank searches"]["count"] for rank in found] == [1, 0, 0, 0]
+    assert all(rank["one rank searches"]["error"]["kind"] == "none" for rank in found)
+    plan = found[0]["one rank searches"]["plan"]
+    assert plan["0"].endswith("n/x")
+    assert all(rank["one rank searches"]["plan"] == plan for rank in found)
+
+
+def test_a_search_that_fails_raises_on_every_rank(found: Found) -> None:
+    assert [rank["the search fails"]["count"] for rank in found] == [1, 0, 0, 0]
+    errors = [rank["the search fails"]["error"] for rank in found]
+    assert [error["kind"] for error in errors] == ["ValueError", *["AgreementError"] * 3]
+    assert all("the search fails" in error["text"] and error["time_s"] < 30 for error in errors)
+
+
 def test_a_grid_of_another_size_is_refused_on_every_rank(found: Found) -> None:
     for rank in found:
         error = rank["world size"]

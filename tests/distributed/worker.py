@@ -24,6 +24,7 @@ from axograph.cost_model import RingModel
 from axograph.grid import Grid
 from axograph.passes.sharding.collectives import LocalEmitter
 from axograph.passes.sharding.reshard import Resharder
+from axograph.passes.sharding.search import Search
 from axograph.placement import Placement
 from axograph.runtime.parts import local_part
 from axograph.runtime.process_grid import ProcessGrid
@@ -181,7 +182,7 @@ def error_of(call: Callable[[], Any]) -> dict[str, Any]:
     start_s = time.perf_counter()
     try:
         call()
-    except axograph.errors.AxographError as error:
+    except ValueError as error:
         kind, text = type(error).__name__, str(error)
     else:
         kind, text = "none", ""
@@ -206,6 +207,28 @@ def different_inputs() -> dict[str, Any]:
     return error_of(lambda: axograph.parallelize(nn.Linear(8, 8), grid=(2, 1, 2, 1))(inputs))
 
 
+def searches(fails: bool) -> dict[str, Any]:
+    """How often this rank searches, and the plan that it gets, or the error where the search of rank 0 fails."""
+    search, count = Search.run, 0
+
+    def counted(self: Search) -> Any:
+        nonlocal count
+        count += 1
+        if fails:
+            raise ValueError("the search fails")
+        return search(self)
+
+    Search.run = counted  # type: ignore[method-assign]
+    try:
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        module = axograph.parallelize(model, grid=(2, 1, 2, 1), plan={"0": "n/x"})
+        error = error_of(lambda: module(torch.ones(4, 8)))
+    finally:
+        Search.run = search  # type: ignore[method-assign]
+    plan = {} if fails else {path: str(placed) for path, placed in module.plan.items()}
+    return {"count": count, "plan": plan, "error": error}
+
+
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "gpt on x and z": lambda: training("gpt", (2, 1, 2, 1)),
     "gpt2 on y and data": lambda: training("gpt2", (1, 2, 1, 2)),
@@ -217,6 +240,8 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "optimizer made first": optimizer_made_first,
     "different start": different_start,
     "reshards": reshards,
+    "one rank searches": lambda: searches(fails=False),
+    "the search fails": lambda: searches(fails=True),
     "world size": world_size,
     "different programs": different_programs,
     "one fails": one_fails,
