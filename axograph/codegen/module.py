@@ -12,6 +12,7 @@ from torch import nn
 from axograph.capture.structure import Structure
 from axograph.codegen.compiled import Compiled
 from axograph.codegen.compiler import Compiler
+from axograph.codegen.special_methods import with_special_methods
 from axograph.errors import AxographError
 from axograph.pipeline import Stages
 from axograph.plan import Plan
@@ -22,9 +23,14 @@ class ParallelModule(nn.Module):
     """A model on a grid of ranks.
 
     It takes over the model that it was made from: parameters and buffers stay under their names (on process groups
-    as DTensors), and attributes and methods of the model are found as before. Each new kind of call (shapes, dtypes,
-    train or eval mode, grad mode) is compiled when it first occurs, and kept.
+    as DTensors), and attributes and methods of the model are found as before, special methods of its type included
+    (`pm[0]`, `len(pm)`). Each new kind of call (shapes, dtypes, train or eval mode, grad mode) is compiled when it
+    first occurs, and kept.
     """
+
+    def __new__(cls, model: nn.Module, *_: Any, **__: Any) -> ParallelModule:
+        """An instance with the special methods of the model's type."""
+        return _bare(cls, type(model))
 
     def __init__(self, model: nn.Module, compiler: Compiler, engine: Engine) -> None:
         super().__init__()
@@ -38,6 +44,7 @@ class ParallelModule(nn.Module):
         self._compiler = compiler
         self._engine = engine
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        self._made_of: dict[tuple[Any, ...], list[nn.Module]] = {}
         self._wide: set[tuple[Any, ...]] = set()
         self._stages = Stages()
         self._latest: Compiled | None = None
@@ -49,9 +56,12 @@ class ParallelModule(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["_wrapped"], name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _bare, (ParallelModule, type(self._wrapped)), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         """All but what a copy compiles for itself."""
-        fresh: dict[str, Any] = {"_compiled": {}, "_wide": set(), "_stages": Stages(), "_latest": None}
+        fresh: dict[str, Any] = {"_compiled": {}, "_made_of": {}, "_wide": set(), "_stages": Stages(), "_latest": None}
         return {name: value for name, value in self.__dict__.items() if name != "_lock"} | fresh
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -111,6 +121,7 @@ class ParallelModule(nn.Module):
 
         compiled = Compiled(program, self._engine, self._wrapped, widen)
         self._compiled[key] = compiled
+        self._made_of[key] = list(self._wrapped.modules())  # kept, so that no other module gets the identity of one
         return compiled
 
     def _key(self, tensors: Sequence[torch.Tensor], structure: Structure) -> tuple[Any, ...]:
@@ -120,7 +131,7 @@ class ParallelModule(nn.Module):
         return (
             structure.key,
             tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors),
-            tuple([module.training for module in modules]),
+            tuple([(id(module), module.training) for module in modules]),
             tuple([(p.shape, p.dtype, p.device, p.requires_grad) for p in parameters]),
             torch.is_grad_enabled(),
             tuple(torch.is_autocast_enabled(d) and torch.get_autocast_dtype(d) for d in ("cpu", "cuda")),
@@ -139,3 +150,9 @@ class ParallelModule(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state of this module, or of the original model (full tensors, the same on every rank)."""
         return self._wrapped.load_state_dict(self._engine.loadable(self._wrapped, state_dict), strict, assign)
+
+
+def _bare(base: type[ParallelModule], kind: type[nn.Module]) -> ParallelModule:
+    """A parallel module without contents, for a model of this type."""
+    made: ParallelModule = nn.Module.__new__(with_special_methods(base, kind))
+    return made
