@@ -40,8 +40,8 @@ class Branching(nn.Module):
 REFUSALS: dict[str, tuple[type[AxographError], Callable[[], Any], dict[str, str]]] = {
     "a grid that divides nothing": (
         GridError,
-        lambda: axograph.parallelize(MLP(), grid=(3, 1, 1, 1))(X),
-        {"summary": "axis x cuts nothing", "asked": "x=3 y=1 z=1 data=1", "given": "up: m=4 k=32 n=64", "rule": "3"},
+        lambda: axograph.parallelize(MLP(), grid=(65, 1, 1, 1))(X),
+        {"summary": "axis x cuts nothing", "asked": "x=65 y=1 z=1 data=1", "given": "up: m=4 k=32 n=64", "rule": "65"},
     ),
     "three sizes": (
         GridError,

@@ -10,17 +10,16 @@ from torch import fx
 
 from axograph.capture.program import Input, Program, note
 from axograph.cost_model.protocol import CostModel
-from axograph.errors import GridError
 from axograph.grid import Grid
 from axograph.passes.rewrite import copied
 from axograph.passes.sharding.arguments import tensor_arguments
 from axograph.passes.sharding.constraints import Entry
 from axograph.passes.sharding.decision import Once, decided_once
 from axograph.passes.sharding.explaining import Explainer
+from axograph.passes.sharding.idle_axes import refuse_idle_axes
 from axograph.passes.sharding.rule import Strategy
 from axograph.passes.sharding.schemes import Scheme
 from axograph.passes.sharding.search import Assignment, Search
-from axograph.passes.sharding.strategies import Cut
 from axograph.passes.sharding.survey import Survey
 from axograph.placement import Placement
 from axograph.plan import MatmulPlacement, Plan
@@ -67,7 +66,7 @@ class Shard:
         )
         plan = _plan(survey, decided, tuple(inputs))
         plan = replace(plan, explainer=Explainer(partial(self.search, program), decided, plan.matmuls))
-        _refuse_idle_axes(plan, decided)
+        refuse_idle_axes(survey, decided)
         return replace(program, inputs=tuple(inputs), outputs=outputs, plan=plan)
 
     def search(self, program: Program) -> Search:
@@ -136,26 +135,3 @@ def _reason(survey: Survey, node: fx.Node, strategy: Strategy) -> str:
         why = "all its ranks do the same, which costs less than to cut" if free else "it divides nothing evenly of"
         reasons.append(f"{axis}={grid[axis]} is idle: {why} {dims}")
     return "; ".join(reasons)
-
-
-def _refuse_idle_axes(plan: Plan, decided: Assignment) -> None:
-    """An axis that cuts no operator with work would repeat all of it on every rank."""
-    busy: set[str] = set()
-    heavy = [node for node, rule in decided.rules.items() if rule.flops]
-    for node in heavy:
-        busy |= {axis for axis, choice in decided.strategies[node].chosen.items() if isinstance(choice, Cut)}
-    for axis in plan.grid.cut_axes if heavy else ():
-        if axis not in busy:
-            first = next(iter(plan.matmuls.values()), None)
-            given = (
-                f"{first.path or 'the first matmul'}: m={first.shape[0]} k={first.shape[1]} n={first.shape[2]}"
-                if first
-                else "no matmul"
-            )
-            raise GridError(
-                f"axis {axis} cuts nothing in this model",
-                asked=f"grid {plan.grid}",
-                given=given,
-                rule=f"an axis divides at least one dim of one matmul evenly: none is a multiple of {plan.grid[axis]}",
-                remedy=f"{axis}=1, or a size that divides the batch, the heads or the features",
-            )

@@ -87,10 +87,10 @@ def test_an_idle_axis_says_why() -> None:
 @pytest.mark.parametrize("scheme", [None, "axonn", "ddp"])
 def test_an_axis_that_cuts_nothing_is_refused(scheme: str | None) -> None:
     with pytest.raises(GridError, match="axis x cuts nothing in this model") as caught:
-        sharded(Grid(3, 1, 1, 1), scheme)
+        sharded(Grid(17, 1, 1, 1), scheme)
     text = str(caught.value)
     assert "up: m=4 k=8 n=16" in text
-    assert "none is a multiple of 3" in text
+    assert "none is a multiple of 17" in text
     assert "x=1" in text
 
 
