@@ -125,6 +125,13 @@ def tree_unflatten(leaves: Sequence[Any], structure: Any) -> Any:
     return _pytree.tree_unflatten(list(leaves), structure)
 
 
+def graph_module(graph: fx.Graph, name: str, attributes: Any = None) -> fx.GraphModule:
+    """A graph as a module. Its Python code is written when it is first called or printed: most are neither."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(attributes if attributes is not None else torch.nn.Module(), graph, name)
+
+
 def local_tensor(tensor: Any) -> torch.Tensor:
     """The shard of a DTensor that this rank holds, without a copy and outside autograd."""
     shard: torch.Tensor = tensor._local_tensor

@@ -28,6 +28,7 @@ from axograph.torch_private import (
     describe_output,
     export_joint,
     fake_tensor_mode,
+    graph_module,
     outside_fake_mode,
 )
 
@@ -195,7 +196,7 @@ def _program(joint: fx.GraphModule, inputs: Structure, told: _Told, model: nn.Mo
     tangents = {declared.target for declared in table if declared.kind == "tangent"}
     assert tangents == set(told.differentiable), "every output that takes gradients has its tangent"
     return Program(
-        graph_module=fx.GraphModule(joint, graph, "Program"),
+        graph_module=graph_module(graph, "Program", joint),
         inputs=tuple(table),
         outputs=tuple(kinds),
         input_structure=inputs,

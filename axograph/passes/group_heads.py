@@ -14,6 +14,7 @@ from torch import fx
 
 from axograph.capture.program import Program, value
 from axograph.passes.rewrite import copied, drop_unused
+from axograph.torch_private import graph_module
 
 aten = torch.ops.aten
 
@@ -37,7 +38,7 @@ class GroupHeads:
             _group(node, [other for other in backward if other.args[2:4] == node.args[1:3]])
         drop_unused(graph)
         graph.lint()
-        return replace(program, graph_module=fx.GraphModule(torch.nn.Module(), graph, "Grouped"))
+        return replace(program, graph_module=graph_module(graph, "Grouped"))
 
 
 def _group(forward: fx.Node, backward: list[fx.Node]) -> None:

@@ -15,6 +15,7 @@ from torch import fx
 
 from axograph.capture.program import Program, value
 from axograph.passes.rewrite import copied, drop_unused
+from axograph.torch_private import graph_module
 
 aten = torch.ops.aten
 
@@ -46,7 +47,7 @@ class RecognizeCausal:
                 _set_flag(node, _FLAG_AT[node.target])
         drop_unused(graph)
         graph.lint()
-        return replace(program, graph_module=fx.GraphModule(torch.nn.Module(), graph, "Causal"))
+        return replace(program, graph_module=graph_module(graph, "Causal"))
 
 
 def _set_flag(node: fx.Node, at: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from axograph.capture.program import FACTS, Facts, Input, Program, facts, note
+from axograph.torch_private import graph_module
 
 Visit = Callable[["Emitter", fx.Node, tuple[Any, ...], dict[str, Any]], fx.Node | None]
 """What to emit for a node, given its arguments in the new graph; None to drop it (its value must be unused)."""
@@ -99,7 +100,7 @@ def finish(
     graph.output(results)
     drop_unused(graph)
     graph.lint()
-    return replace(program, graph_module=fx.GraphModule(torch.nn.Module(), graph, name), inputs=inputs)
+    return replace(program, graph_module=graph_module(graph, name), inputs=inputs)
 
 
 def drop_unused(graph: fx.Graph) -> None:

@@ -17,6 +17,7 @@ from axograph.capture.program import Input, Output, Program, facts, value
 from axograph.cost_model.protocol import CostModel
 from axograph.grid import Grid
 from axograph.passes.sharding.arguments import is_pick
+from axograph.torch_private import graph_module
 
 aten = torch.ops.aten
 
@@ -152,7 +153,7 @@ def _half(
     graph.lint()
     return replace(
         program,
-        graph_module=fx.GraphModule(torch.nn.Module(), graph, name),
+        graph_module=graph_module(graph, name),
         inputs=tuple(inputs),
         outputs=tuple(declared for _, declared in results),
     )
