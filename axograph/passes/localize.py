@@ -19,7 +19,7 @@ from axograph.passes.sharding.arguments import Value, is_pick, output_tensors, r
 from axograph.passes.sharding.collectives import LocalEmitter
 from axograph.passes.sharding.reshard import Resharder
 from axograph.passes.sharding.rule import Rule, Strategy
-from axograph.passes.sharding.rules import rule_of
+from axograph.passes.sharding.rules import RuleBook
 from axograph.placement import Placement
 from axograph.torch_private import fake_tensor_mode
 
@@ -44,6 +44,7 @@ class _Localizer:
         self.grid = grid
         self.resharder = Resharder(grid, model)
         self.emit = LocalEmitter(grid)
+        self.rules = RuleBook()
         self.made: dict[fx.Node, Any] = {}
         """What stands for each node of the global graph: a node, or a tuple of them."""
         self.lies: dict[Value, Placement] = {}
@@ -95,7 +96,7 @@ class _Localizer:
     def _operator(self, node: fx.Node) -> None:
         strategy = facts(node).strategy
         assert isinstance(strategy, Strategy)
-        rule = rule_of(node)
+        rule = self.rules.rule_of(node)
         wanted = enumerate(strategy.inputs)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self._argument(argument, wanted, rule))
         lower = rule.lower

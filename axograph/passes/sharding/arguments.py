@@ -61,3 +61,16 @@ def tensor_of(value: Value) -> torch.Tensor:
     tensor = output_tensors(value[0])[value[1]]
     assert tensor is not None
     return tensor
+
+
+def kind_of(argument: Any) -> Any:
+    """All that the result of a call depends on: of tensors shape, strides, type and device; of the rest the value."""
+    if isinstance(argument, fx.Node):
+        return kind_of(argument.meta.get("val"))
+    if isinstance(argument, torch.Tensor):
+        return (tuple(argument.shape), argument.stride(), argument.dtype, argument.device)
+    if isinstance(argument, list | tuple):
+        return tuple(kind_of(item) for item in argument)
+    if isinstance(argument, dict):
+        return tuple((key, kind_of(item)) for key, item in argument.items())
+    return (type(argument), repr(argument))

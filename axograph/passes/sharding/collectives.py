@@ -17,6 +17,7 @@ from axograph.capture.program import FACTS, Facts, facts
 from axograph.cost_model.protocol import Collective
 from axograph.grid import Grid
 from axograph.passes.rewrite import Emitter
+from axograph.passes.sharding.arguments import kind_of
 from axograph.passes.sharding.reshard import Atom, Path
 from axograph.placement import Placement, SubDim
 from axograph.torch_private import collective_op
@@ -37,7 +38,7 @@ class LocalEmitter(Emitter):
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """Emit one operator; its fake result is that of an earlier call with arguments of the same kind, if any."""
-        key = (op, _kind((args, kwargs)))
+        key = (op, kind_of((args, kwargs)))
         made = self._made.get(key)
         if made is None:
             node = super().call(op, *args, **kwargs)
@@ -231,19 +232,6 @@ class LocalEmitter(Emitter):
 
     def _contiguous(self, x: fx.Node) -> fx.Node:
         return self.call(aten.contiguous.default, x)
-
-
-def _kind(argument: Any) -> Any:
-    """All that the result of a call depends on: of tensors shape, strides, type and device; of the rest the value."""
-    if isinstance(argument, fx.Node):
-        return _kind(argument.meta["val"])
-    if isinstance(argument, torch.Tensor):
-        return (tuple(argument.shape), argument.stride(), argument.dtype, argument.device)
-    if isinstance(argument, list | tuple):
-        return tuple(_kind(item) for item in argument)
-    if isinstance(argument, dict):
-        return tuple((key, _kind(item)) for key, item in argument.items())
-    return (type(argument), repr(argument))
 
 
 def _around(placement: Placement, atom: Atom, grid: Grid) -> tuple[int, int, int]:

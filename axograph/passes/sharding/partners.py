@@ -39,9 +39,6 @@ def find_partners(
     """
     links = _links(options, gradients)
     products = [node for node in options if node.target is torch.ops.aten.mm.default]
-    component: dict[Spot, int] = {}
-    for number, members in enumerate(nx.connected_components(links)):
-        component.update(dict.fromkeys(members, number))
     forward: dict[str, list[fx.Node]] = defaultdict(list)
     for node in products:
         if facts(node).phase == "forward":
@@ -50,26 +47,27 @@ def find_partners(
     for node in products:
         about = facts(node)
         if about.phase == "backward":
-            mine = _by_component(node, options[node], component)
+            mine = _by_part(node, options[node], links)
             for candidate in forward[about.path]:
-                theirs = _by_component(candidate, options[candidate], component)
+                theirs = _by_part(candidate, options[candidate], links)
                 if mine is not None and theirs is not None and mine.keys() == theirs.keys():
                     found[node] = Partner(forward=candidate, units={theirs[c]: mine[c] for c in mine})
                     break
     return found
 
 
-def _links(options: Mapping[fx.Node, Options], gradients: Iterable[tuple[Value, Value, Atoms]]) -> nx.Graph[Spot]:
+def _links(options: Mapping[fx.Node, Options], gradients: Iterable[tuple[Value, Value, Atoms]]) -> nx.utils.UnionFind:
     """Which parts of dims are the same one: seen through products and views, and in a gradient and its parameter."""
-    links: nx.Graph[Spot] = nx.Graph()
+    links = nx.utils.UnionFind()
     same = [node for node, own in options.items() if node.target is torch.ops.aten.mm.default or own.rule.is_view]
     for gradient, parameter, atoms in gradients:
         for dim, sizes in enumerate(atoms):
-            links.add_edges_from(((gradient, dim, atom), (parameter, dim, atom)) for atom in range(len(sizes)))
+            for atom in range(len(sizes)):
+                links.union((gradient, dim, atom), (parameter, dim, atom))
         same += _added_up(gradient[0])
     for node in same:
         for unit in options[node].units:
-            nx.add_path(links, list(spots(node, unit)))
+            links.union(*spots(node, unit))
     return links
 
 
@@ -81,12 +79,12 @@ def _added_up(maker: fx.Node) -> Iterator[fx.Node]:
             yield from _added_up(argument)
 
 
-def _by_component(node: fx.Node, options: Options, component: Mapping[Spot, int]) -> dict[int, Unit] | None:
+def _by_part(node: fx.Node, options: Options, links: nx.utils.UnionFind) -> dict[Spot, Unit] | None:
     """The parts of the factors by what they are linked to; None where two are the same thing."""
-    found: dict[int, Unit] = {}
+    found: dict[Spot, Unit] = {}
     for unit in options.units:
-        number = component[next(iter(spots(node, unit)))]
-        if number in found:
+        part = links[next(iter(spots(node, unit)))]
+        if part in found:
             return None
-        found[number] = unit
+        found[part] = unit
     return found

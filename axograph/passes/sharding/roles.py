@@ -8,6 +8,7 @@ not have; they are followed in the same way.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,10 +79,7 @@ def find_roles(
     batch_dims: Mapping[int, int | None],
 ) -> Roles:
     """Follow the batch from the inputs. `batch_dims` gives its dim for each user input by index, None for none."""
-    links: nx.Graph[Spot] = nx.Graph()
-    for node, own in options.items():
-        for unit in own.units:
-            nx.add_path(links, list(spots(node, unit)))
+    links = _Links(options)
     starts: list[Spot] = []
     size = 0
     for node, declared in zip(program.placeholders(), program.inputs, strict=True):
@@ -94,7 +92,7 @@ def find_roles(
     for node in weighted:
         for unit in options[node].units:
             (rows if unit.factor == "m" else features).update(spots(node, unit))
-    batch = _spread(links, set(starts))
+    batch = links.spread(starts)
     batch_axes = _dividing(scheme, grid, size)
     others = [axis for axis in scheme.batch_axes if grid[axis] > 1 and axis not in batch_axes]
     row_axes = _dividing_rows([options[node] for node in weighted], grid, batch_axes, others)
@@ -103,21 +101,30 @@ def find_roles(
         batch_axes=batch_axes,
         row_axes=row_axes,
         batch=batch,
-        rows=batch | (_spread(links, rows) - _spread(links, features)),
+        rows=batch | (links.spread(rows) - links.spread(features)),
         batch_atoms=batch_atoms,
         weighted=weighted,
-        kept_whole=frozenset() if len(others) > len(row_axes) else _spread(links, set(_kept_whole(options))),
+        kept_whole=frozenset() if len(others) > len(row_axes) else links.spread(_kept_whole(options)),
         notes=tuple(_note(axis, grid, size, batch_axes, axis in row_axes) for axis in others),
     )
 
 
-def _spread(links: nx.Graph[Spot], starts: set[Spot]) -> frozenset[Spot]:
-    """These spots and all that are linked to them."""
-    found = set(starts)
-    for component in nx.connected_components(links):
-        if not starts.isdisjoint(component):
-            found |= component
-    return frozenset(found)
+class _Links:
+    """Which parts of dims are the same one."""
+
+    def __init__(self, options: Mapping[fx.Node, Options]) -> None:
+        self.sets = nx.utils.UnionFind()
+        for node, own in options.items():
+            for unit in own.units:
+                self.sets.union(*spots(node, unit))
+        self.members: dict[Spot, list[Spot]] = defaultdict(list)
+        for spot in self.sets.parents:
+            self.members[self.sets[spot]].append(spot)
+
+    def spread(self, starts: Iterable[Spot]) -> frozenset[Spot]:
+        """These spots and all that are linked to them."""
+        roots = {self.sets[spot] for spot in starts}
+        return frozenset(spot for root in roots for spot in self.members.get(root, (root,)))
 
 
 def _weighted(program: Program, options: Mapping[fx.Node, Options]) -> frozenset[fx.Node]:

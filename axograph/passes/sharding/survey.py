@@ -17,7 +17,7 @@ from axograph.passes.sharding.partners import Partner, find_partners
 from axograph.passes.sharding.repeats import operator_keys
 from axograph.passes.sharding.roles import Roles, find_roles
 from axograph.passes.sharding.rule import Rule
-from axograph.passes.sharding.rules import rule_of
+from axograph.passes.sharding.rules import RuleBook
 from axograph.passes.sharding.schemes import Scheme
 from axograph.passes.sharding.strategies import Options
 from axograph.placement import Placement
@@ -55,11 +55,12 @@ class Survey:
 
     def __post_init__(self) -> None:
         self.nodes = [n for n in self.program.graph.nodes if n.op == "call_function" and not is_pick(n)]
-        self.rules = {node: rule_of(node) for node in self.nodes}
+        book = RuleBook()
+        self.rules = {node: book.rule_of(node) for node in self.nodes}
         self.placeholders = dict(zip(self.program.placeholders(), self.program.inputs, strict=True))
         self.results = self.program.results()
         self.atoms = find_atoms(self.program.graph, self.rules, self._tied(), self._already_stored())
-        self.options = {node: self._options(node) for node in self.nodes}
+        self.options = self._options()
         self.roles = find_roles(self.program, self.options, self.atoms, self.grid, self.scheme, self.batch_dims)
         self.partners = find_partners(self.options, self._gradients_and_parameters())
         self.matmuls = matmul_names(self.nodes)
@@ -90,11 +91,18 @@ class Survey:
             if declared.kind == "parameter" and declared.target in self.stored
         }
 
-    def _options(self, node: fx.Node) -> Options:
-        rule = self.rules[node]
-        inputs = tuple(self.atoms[resolve(argument)] for argument in tensor_arguments(node))
-        outputs = tuple(self.atoms.get((node, i)) if t is not None else None for i, t in enumerate(rule.outputs))
-        return Options(rule, inputs, outputs)
+    def _options(self) -> dict[fx.Node, Options]:
+        """The options of each operator; those with the same rule, over the same atoms, share theirs."""
+        known: dict[Hashable, Options] = {}
+        found = {}
+        for node, rule in self.rules.items():
+            inputs = tuple(self.atoms[resolve(argument)] for argument in tensor_arguments(node))
+            outputs = tuple(self.atoms.get((node, i)) if t is not None else None for i, t in enumerate(rule.outputs))
+            key = (id(rule), inputs, outputs)
+            if key not in known:
+                known[key] = Options(rule, inputs, outputs)
+            found[node] = known[key]
+        return found
 
     def _users(self) -> dict[Value, list[tuple[fx.Node, int]]]:
         users: dict[Value, list[tuple[fx.Node, int]]] = defaultdict(list)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from axograph.passes.sharding.arguments import output_tensors, tensor_arguments
+from axograph.passes.sharding.arguments import kind_of, output_tensors, tensor_arguments
 from axograph.passes.sharding.rule import Rule
 from axograph.passes.sharding.rules import (
     attention,
@@ -62,6 +62,21 @@ def rule_of(node: fx.Node) -> Rule:
     return gathered(node)
 
 
+class RuleBook:
+    """The rules of many nodes: those with arguments of the same kind share one."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Rule] = {}
+
+    def rule_of(self, node: fx.Node) -> Rule:
+        """The rule of a node, for its shapes."""
+        key = (node.target, kind_of((node.args, node.kwargs)), kind_of(node.meta["val"]))
+        rule = self._known.get(key)
+        if rule is None:
+            rule = self._known[key] = rule_of(node)
+        return rule
+
+
 def gathered(node: fx.Node) -> Rule:
     """The rule of an operator that has none: every input whole, every output whole."""
     sizes: dict[str, int] = {}
@@ -79,4 +94,4 @@ def gathered(node: fx.Node) -> Rule:
     return Rule(inputs=inputs, outputs=outputs, sizes=sizes, whole=frozenset(sizes), known=False)
 
 
-__all__ = ["RULES", "gathered", "rule_of"]
+__all__ = ["RULES", "RuleBook", "gathered", "rule_of"]

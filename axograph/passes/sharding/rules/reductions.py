@@ -50,7 +50,7 @@ def _mean(node: fx.Node) -> Rule:
 
 
 def _lower_mean(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
-    """The mean is the sum of the means of equal parts, divided by their number; padding is zeros, so it adds nothing."""
+    """The mean is the sum of the means of equal parts, divided by their number; padding, zeros, adds nothing."""
     mean: fx.Node = emit.call(node.target, *args, **kwargs)
     dims, whole, part = _dims(node), tensor_arguments(node)[0].meta["val"].shape, args[0].meta["val"].shape
     parts = Fraction(math.prod(whole[d] for d in dims), math.prod(part[d] for d in dims))
