@@ -82,7 +82,7 @@ def _divided(tensor: torch.Tensor, placement: Placement, grid: Grid) -> tuple[to
             dim, missing = len(index), grid[axis] * part - size
             if missing:
                 split = F.pad(split, [0, 0] * (split.dim() - 1 - dim) + [0, missing])
-            split = split.unflatten(dim, (grid[axis], part))
+            split = split.unflatten(dim, (grid[axis], part))  # type: ignore[no-untyped-call]
             index.append(axis)
         index.append(None)
     return split, index
