@@ -21,10 +21,10 @@ class Odd(nn.Module):
 
 
 class Flat:
-    """Every collective takes its bytes, in seconds."""
+    """Every collective takes its bytes, in seconds, and every operator the bytes that it reads and writes."""
 
     def compute_s(self, work: Compute) -> float:
-        return 0.0
+        return work.size_bytes
 
     def collective_s(self, collective: Collective, grid: Grid) -> float:
         return collective.size_bytes
@@ -33,28 +33,69 @@ class Flat:
         return 0.0
 
 
-def test_a_model_that_divides_has_no_findings() -> None:
-    report = axograph.check(nn.Linear(8, 16), (torch.ones(4, 8),), (2, 2, 1, 1))
+class Layers(nn.Module):
+    """Norms, whose inputs cost less to repeat than to cut, and odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6, bias=False)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_model_of_which_all_is_cut_has_no_findings() -> None:
+    report = axograph.check(nn.Linear(8, 16, bias=False), (torch.ones(4, 8),), (2, 1, 1, 2))
     assert report.findings == ()
-    assert report.operators > 0
+    assert report.operators == 6
+    assert report.cost_s is not None
+    assert "6 operators on grid x=2 y=1 z=1 data=2" in str(report)
     assert "no findings" in str(report)
 
 
 def test_an_operator_without_a_rule_is_listed_with_its_line_and_cost() -> None:
     report = axograph.check(Odd(), (torch.ones(4, 8),), (2, 1, 1, 1), cost_model=Flat())
-    gathered = [finding for finding in report.findings if finding.kind == "gathered"]
-    (distance,) = [finding for finding in gathered if "_cdist_forward" in finding.what]
-    assert "return torch.cdist(self.layer(x), self.layer(x) + 1)" in distance.where
-    assert distance.cost_s == 2 * 4 * 16 * 4  # two f32 matrices of 4 x 16
-    assert str(distance) in str(report)
+    (distance,) = [finding for finding in report.of("gathered") if finding.what == "aten._cdist_forward"]
+    assert distance.where == "the model"
+    assert distance.source.endswith("return torch.cdist(self.layer(x), self.layer(x) + 1)")
+    assert distance.source.startswith("test_check.py:")
+    assert distance.cost_s == 2 * 4 * 16 * 4  # two f32 matrices of 4 x 16 are gathered
+    assert report.cost_s is not None
+    assert distance.share == distance.cost_s / report.cost_s
+    assert str(distance).splitlines()[0] in str(report)
 
 
-def test_a_matmul_that_an_axis_does_not_divide_is_listed() -> None:
-    report = axograph.check(nn.Sequential(nn.Linear(8, 9)), {"input": torch.ones(4, 8)}, (3, 1, 1, 5))
-    (finding,) = report.findings
-    assert finding.kind == "undivided"
-    assert finding.where.startswith("0")
-    assert finding.detail == "data=5 divides none of m=4, k=8, n=9"
+def test_what_is_repeated_is_listed_by_place_with_its_reason_and_share() -> None:
+    report = axograph.check(Layers(), (torch.ones(2, 6),), (1, 2, 1, 1), scheme="axonn")
+    found = {finding.where: finding for finding in report.of("replicated")}
+    norms = found["layers.*.0"]
+    assert "aten.native_layer_norm" in norms.what
+    assert norms.count == 4  # forward and backward of two layers
+    assert str(norms).splitlines()[0] in str(report)
+    assert norms.detail == "y=2: to repeat it costs less than to cut it"
+    assert norms.source.startswith("test_check.py:")
+    assert 0 < norms.share < 1
+    assert [f.cost_s for f in report.findings] == sorted((f.cost_s for f in report.findings), reverse=True)
+
+
+def test_what_nothing_divides_is_repeated_for_that_reason() -> None:
+    model = nn.Sequential(nn.Linear(20, 20), nn.Linear(20, 3), nn.Tanh())
+    report = axograph.check(model, (torch.ones(1, 20),), (1, 5, 1, 1))
+    found = {finding.where: finding for finding in report.of("replicated")}
+    assert "aten.tanh" in found["*"].what  # of 1, whose bias has 3 numbers, and of 2
+    assert found["*"].detail == "y=5 divides none of d1=3"
+
+
+def test_uneven_cuts_are_listed_with_their_parts() -> None:
+    report = axograph.check(Layers(), (torch.ones(3, 6),), (1, 1, 1, 2))
+    (rows,) = [finding for finding in report.of("padded") if "aten.mm" in finding.what]
+    assert rows.detail == "3/data: 2 on each of 2 ranks"
+    assert rows.cost_s > 0
+    stored = axograph.check(nn.Linear(4, 5, bias=False), (torch.ones(2, 4),), (3, 1, 1, 1), plan={"": "n/x"})
+    assert ("parameter", "stored [5/x, 4]") in {(f.what, f.detail) for f in stored.of("padded")}
+    assert "padded (cut unevenly" in str(stored)
 
 
 def test_random_masks_are_reported_as_refused() -> None:
@@ -62,6 +103,14 @@ def test_random_masks_are_reported_as_refused() -> None:
     (finding,) = report.findings
     assert finding.kind == "refused"
     assert "draws random numbers" in finding.what
+    assert report.cost_s is None
+
+
+def test_a_plan_that_cannot_be_met_is_reported_as_refused() -> None:
+    report = axograph.check(nn.Linear(8, 8), (torch.ones(4, 8),), (2, 1, 1, 1), plan={"up": "n/x"})
+    (finding,) = report.findings
+    assert finding.kind == "refused"
+    assert finding.what == 'plan["up"] = "n/x" names no module'
 
 
 def test_a_grid_that_is_none_is_refused() -> None:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from axograph.capture.listing import listing
+from axograph.grid import Grid
 from axograph.passes.sharding.roles import Roles
+from axograph.passes.sharding.rule import Strategy
 from axograph.passes.sharding.search import Assignment
-from axograph.passes.sharding.strategies import Choice
+from axograph.passes.sharding.strategies import Choice, Options
 from axograph.passes.sharding.survey import Survey
 from axograph.placement import Placement
 
@@ -51,17 +53,25 @@ class Decision:
 
     def read(self, survey: Survey) -> Assignment:
         """The assignment on this rank's own nodes."""
-        axes, grid = survey.grid.cut_axes, survey.grid
+        known: dict[tuple[int, tuple[int, ...]], Strategy] = {}
         strategies = {}
         for node, numbers in zip(survey.nodes, self.choices, strict=True):
             options = survey.options[node]
-            every = options.choices()
-            made = options.strategy({axis: every[number] for axis, number in zip(axes, numbers, strict=True)}, grid)
-            assert made is not None, "what one rank can choose, all can"
-            strategies[node] = made
+            key = (id(options), numbers)
+            if key not in known:
+                known[key] = _strategy(options, numbers, survey.grid)
+            strategies[node] = known[key]
         by_name = {node.name: node for node in survey.program.graph.nodes}
         values = {(by_name[name], output): placed for name, output, placed in self.values}
         return replace(self.rest, strategies=strategies, values=values, roles=survey.roles, rules=survey.rules)
+
+
+def _strategy(options: Options, numbers: tuple[int, ...], grid: Grid) -> Strategy:
+    """The strategy in which each cut axis makes the choice of its number."""
+    every = options.choices()
+    made = options.strategy({a: every[number] for a, number in zip(grid.cut_axes, numbers, strict=True)}, grid)
+    assert made is not None, "what one rank can choose, all can"
+    return made
 
 
 def decided_once(survey: Survey, decide: Callable[[], Assignment], once: Once) -> Assignment:

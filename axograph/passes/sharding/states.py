@@ -181,11 +181,12 @@ class States:
         key = (id(menu), node.target, rule.flops, sizes, made)
         known = self._costs.get(key)
         if known is None:
-            costs = [self._compute_s(node, rule, strategy) for strategy in menu.strategies]
+            costs = [self.compute_s(node, rule, strategy) for strategy in menu.strategies]
             known = self._costs[key] = np.array(costs)
         return known
 
-    def _compute_s(self, node: fx.Node, rule: Rule, strategy: Strategy) -> float:
+    def compute_s(self, node: fx.Node, rule: Rule, strategy: Strategy) -> float:
+        """The seconds of an operator in one strategy."""
         tensors = [a.meta["val"] for a in tensor_arguments(node)]
         made = output_tensors(node)
         size = 0
