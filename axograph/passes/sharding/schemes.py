@@ -19,15 +19,20 @@ from axograph.plan import SCHEMES
 
 Storage = Literal["free", "z", "all", "copies"]
 
+USUAL_BATCH_AXES = ("data", "z")
+"""The axes that take the batch, by preference."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
     """What the search may choose."""
 
     name: str | None = None
+    rows: tuple[str, ...] = USUAL_BATCH_AXES
+    """The axes that take the batch where the scheme does not say that all do."""
 
     @classmethod
-    def named(cls, name: str | None) -> Scheme:
+    def named(cls, name: str | None, rows: tuple[str, ...] = USUAL_BATCH_AXES) -> Scheme:
         """The scheme of this name, None for the free search; `PlanError` at an unknown name."""
         if name is not None and name not in SCHEMES:
             raise PlanError(
@@ -37,12 +42,12 @@ class Scheme:
                 rule="a scheme pins the search to a classic layout; None searches freely",
                 remedy="scheme=None, or one of those named",
             )
-        return cls(name=name)
+        return cls(name=name, rows=rows)
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
         """The axes that take the batch where they divide it, by preference."""
-        return ("data", "z", "y", "x") if self.name in ("fsdp", "ddp") else ("data", "z")
+        return ("data", "z", "y", "x") if self.name in ("fsdp", "ddp") else self.rows
 
     def filter(self, strategies: list[Strategy], features: tuple[str, ...], grid: Grid) -> list[Strategy]:
         """The strategies of a matmul that the scheme allows; where none is, those with the fewest idle axes."""

@@ -25,7 +25,7 @@ from axograph.passes.sharding.repeats import unnumbered
 from axograph.passes.sharding.reshard import Codes, Resharder
 from axograph.passes.sharding.roles import Roles
 from axograph.passes.sharding.rule import Rule, Strategy
-from axograph.passes.sharding.states import Member, States
+from axograph.passes.sharding.states import Kept, Member, States
 from axograph.passes.sharding.strategies import place
 from axograph.passes.sharding.survey import Survey
 from axograph.placement import Placement
@@ -50,10 +50,18 @@ class Assignment:
 class Search:
     """The cheapest assignment for one program on one grid."""
 
-    def __init__(self, survey: Survey, model: CostModel, *, full_outputs: bool = False) -> None:
+    def __init__(
+        self,
+        survey: Survey,
+        model: CostModel,
+        *,
+        full_outputs: bool = False,
+        kept: Kept | None = None,
+        resharder: Resharder | None = None,
+    ) -> None:
         self.survey = survey
-        self.states = States(survey, model, full_outputs=full_outputs)
-        self.resharder = Resharder(survey.grid, model)
+        self.states = States(survey, model, full_outputs=full_outputs, kept=kept)
+        self.resharder = resharder if resharder is not None else Resharder(survey.grid, model)
         self.members: dict[Hashable, Member] = {}
         self.member_of: dict[fx.Node, Hashable] = {}
         self.counts: Counter[Hashable] = Counter()

@@ -16,9 +16,10 @@ from axograph.passes.sharding.arguments import tensor_arguments
 from axograph.passes.sharding.constraints import Entry
 from axograph.passes.sharding.decision import Once, decided_once
 from axograph.passes.sharding.explaining import Explainer
+from axograph.passes.sharding.freeing import freed
 from axograph.passes.sharding.idle_axes import refuse_idle_axes
 from axograph.passes.sharding.rule import Strategy
-from axograph.passes.sharding.schemes import Scheme
+from axograph.passes.sharding.schemes import USUAL_BATCH_AXES, Scheme
 from axograph.passes.sharding.search import Assignment, Search
 from axograph.passes.sharding.survey import Survey
 from axograph.placement import Placement
@@ -38,6 +39,8 @@ class Shard:
     """Whether every rank gets the outputs of the model in full."""
     stored: Mapping[str, Placement] = field(default_factory=dict)
     """Where parameters already lie, from an earlier program of the same model."""
+    batch_axes: tuple[str, ...] = USUAL_BATCH_AXES
+    """The axes that take the batch where they divide it. Of fewer than usual, others cut whatever is cheapest."""
     entries: tuple[Entry, ...] = ()
     """What the user's plan asks of matmuls."""
     once: Once | None = None
@@ -51,7 +54,8 @@ class Shard:
         search = self.search(program)
         search.states.check_pins()
         survey = search.survey
-        decided = search.run() if self.once is None else decided_once(survey, search.run, self.once)
+        run = search.run if self.batch_axes == USUAL_BATCH_AXES else partial(freed, search)
+        decided = run() if self.once is None else decided_once(survey, run, self.once)
         inputs = []
         for node, declared in zip(program.placeholders(), program.inputs, strict=True):
             placed = decided.values[node, 0]
@@ -71,7 +75,7 @@ class Shard:
 
     def search(self, program: Program) -> Search:
         """The search that this pass makes for a program."""
-        scheme = Scheme.named(self.scheme)
+        scheme = Scheme.named(self.scheme, self.batch_axes)
         survey = Survey(program, self.grid, scheme, self.batch_dims, self.stored, self.entries)
         return Search(survey, self.cost_model, full_outputs=self.full_outputs)
 

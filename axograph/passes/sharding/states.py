@@ -68,14 +68,34 @@ class _Menu:
         return cls(strategies, [s.inputs for s in strategies], [s.outputs for s in strategies])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is settled of a search: what some axes do at operators is what they did in an earlier one.
+
+    Parameters may still move to the outermost part of a dim.
+    """
+
+    axes: tuple[str, ...] = ()
+    strategies: Mapping[fx.Node, Strategy] = field(default_factory=dict)
+    values: Mapping[Value, Placement] = field(default_factory=dict)
+
+
 class States:
     """Makes the members of a search. Operators with equal rules and tensors share their list of strategies."""
 
-    def __init__(self, survey: Survey, model: CostModel, *, full_outputs: bool = False) -> None:
+    def __init__(
+        self,
+        survey: Survey,
+        model: CostModel,
+        *,
+        full_outputs: bool = False,
+        kept: Kept | None = None,
+    ) -> None:
         self.survey = survey
         self.grid = survey.grid
         self.model = model
         self.full_outputs = full_outputs
+        self.kept = kept if kept is not None else Kept()
         self._menus: dict[Hashable, _Menu] = {}
         self._costs: dict[Hashable, npt.NDArray[np.float64]] = {}
 
@@ -123,7 +143,11 @@ class States:
         if options.rule.flops and node not in roles.weighted:  # attention: whatever it can cut
             rows = tuple(i for i, _ in every)
         by_role = {axis: batch or uncut for axis in roles.batch_axes} | {axis: rows or uncut for axis in roles.row_axes}
-        return {axis: by_role.get(axis, free) for axis in self.grid.cut_axes}
+        allowed = {axis: by_role.get(axis, free) for axis in self.grid.cut_axes}
+        for axis in self.kept.axes:
+            choice = self.kept.strategies[node].chosen.get(axis)
+            allowed[axis] = tuple(i for i, c in every if c == choice and i in allowed[axis]) or allowed[axis]
+        return allowed
 
     def _strategies(self, node: fx.Node, allowed: Mapping[str, Sequence[Choice]]) -> list[Strategy]:
         options = self.survey.options[node]
@@ -228,11 +252,17 @@ class States:
         return member
 
     def _parameter(self, node: fx.Node) -> list[Placement]:
-        """All ways to store a parameter that a DTensor can express; data always holds copies."""
+        """All ways to store a parameter that a DTensor can express; data holds copies where it takes the batch."""
         atoms = self.survey.atoms[node, 0]
         places = [(dim, atom) for dim, sizes in enumerate(atoms) for atom, size in enumerate(sizes) if size > 1]
-        axes = [axis for axis in self.grid.cut_axes if axis != "data"]
-        placements = _combinations(atoms, {axis: [None, *places] for axis in axes}, self.grid)
+        copies = "data" in self.survey.scheme.batch_axes
+        axes = [axis for axis in self.grid.cut_axes if axis != "data" or not copies]
+        choices: dict[str, Sequence[tuple[int, int] | None]] = {axis: [None, *places] for axis in axes}
+        for axis in self.kept.axes:
+            cut = self.kept.values[node, 0].dims
+            outermost = [(dim, atom) for dim, atom in places if atom == 0 or axis in cut[dim][atom].axes]
+            choices[axis] = [None, *outermost]
+        placements = _combinations(atoms, choices, self.grid)
         kept = self.survey.stored.get(str(self.survey.placeholders[node].target))
         if kept is None:
             return self.survey.scheme.storage(placements, self.grid)
