@@ -27,9 +27,13 @@ class Move:
     cost_s: float
     users: int = 1
     """The number of operators that take the tensor as this step leaves it: they share it."""
+    summed: bool = False
+    """Whether the tensor was added to others before, and the step reduces all of them at once."""
 
     def __str__(self) -> str:
-        shared = f"  for {self.users} operators" if self.users > 1 else ""
+        shared = (
+            f"  for {self.users} operators" if self.users > 1 else "  with what it is added to" if self.summed else ""
+        )
         moved = f"{size(self.size_bytes):>10}" if self.size_bytes else f"{'':>10}"
         return f"{self.tensor:<3} {self.kind:<14} {'.'.join(self.axes):<10} {moved} {duration(self.cost_s):>10}{shared}"
 
@@ -84,7 +88,7 @@ class Explanation:
 
     def __str__(self) -> str:
         m, k, n = self.shape
-        stored = f", {self.weight} stored {self.stored.simplified()}" if self.stored else ""
+        stored = f", {self.weight} stored {self.stored}" if self.stored else ""
         lines = [f"{self.path}: {self.placement}  (m={m} k={k} n={n}{stored})"]
         if self.together:
             lines.append(f"  decided together with {_listed(self.together)}")

@@ -139,7 +139,7 @@ class Plan(Mapping[str, MatmulPlacement]):
         width = max((len(path) for path in self.matmuls), default=0)
         lines = [header]
         for path, placed in self.matmuls.items():
-            stored = f"  W stored {placed.stored.simplified()}" if placed.stored else ""
+            stored = f"  W stored {placed.stored.simplified(self.grid)}" if placed.stored else ""
             reason = f"  ({placed.reason})" if placed.reason else ""
             lines.append(f"  {path:<{width}}  {placed!s:<24}{stored}{reason}")
         lines += [f"  note: {note}" for note in self.notes]
@@ -187,7 +187,7 @@ class Plan(Mapping[str, MatmulPlacement]):
             return {"grid": str(plan.grid), "order": ".".join(plan.grid.order), "scheme": plan.scheme or "free"}
 
         def stored(plan: Plan) -> dict[str, str]:
-            return {name: str(placed.simplified()) for name, placed in plan.parameters.items()}
+            return {name: str(placed.simplified(plan.grid)) for name, placed in plan.parameters.items()}
 
         def placed(plan: Plan) -> dict[str, str]:
             return {path: str(placement) for path, placement in plan.items()}
@@ -218,7 +218,7 @@ class Plan(Mapping[str, MatmulPlacement]):
             placement=str(placed),
             shape=placed.shape,
             weight=placed.weight,
-            stored=placed.stored,
+            stored=placed.stored.simplified(self.grid) if placed.stored is not None else None,
             plan_cost_s=self.cost_s,
             unknown="moves, runner-up and what was ruled out, which follow from the model; "
             "parallelize(model, grid, plan=plan, sample_inputs=...).plan.explain(path) has them",

@@ -57,6 +57,8 @@ def test_one_rank_searches_and_all_receive_its_plan(found: Found) -> None:
     plan = found[0]["one rank searches"]["plan"]
     assert plan["0"].endswith("n/x")
     assert all(rank["one rank searches"]["plan"] == plan for rank in found)
+    assert "runner-up: m" in found[0]["one rank searches"]["explained"]
+    assert len({rank["one rank searches"]["explained"] for rank in found}) == 1
 
 
 def test_a_search_that_fails_raises_on_every_rank(found: Found) -> None:

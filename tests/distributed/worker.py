@@ -225,8 +225,10 @@ def searches(fails: bool) -> dict[str, Any]:
         error = error_of(lambda: module(torch.ones(4, 8)))
     finally:
         Search.run = search  # type: ignore[method-assign]
-    plan = {} if fails else {path: str(placed) for path, placed in module.plan.items()}
-    return {"count": count, "plan": plan, "error": error}
+    if fails:
+        return {"count": count, "error": error}
+    plan = {path: str(placed) for path, placed in module.plan.items()}
+    return {"count": count, "plan": plan, "error": error, "explained": str(module.plan.explain("2"))}
 
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -41,6 +41,9 @@ WORDS: Mapping[str, str] = {
 """Hugging Face's words for the layout of a linear layer (`transformers`, `base_model_tp_plan`). Whether an output is
 gathered, an input is split and a gradient is reduced follows from the placements, and is the search's to decide."""
 
+STORED: Mapping[str, int] = {"embedding_rowwise": 0, "embedding_colwise": 1}
+"""Hugging Face's words for an embedding: which dim of its weight, [vocabulary, features], is stored cut by x."""
+
 UserPlan = Mapping[str, str] | Plan | str | PathLike[str]
 """Entries by pattern, a whole plan, or the file of one."""
 
@@ -62,7 +65,7 @@ class Entry:
         if not isinstance(text, str):
             raise _unreadable(pattern, repr(text), f"{type(text).__name__} instead of text")
         try:
-            cuts = parse_cuts(WORDS.get(text, text))
+            cuts = {} if text in STORED else parse_cuts(WORDS.get(text, text))
         except PlanError as error:
             raise _unreadable(pattern, text, error.given) from error
         real = tuple((factor, tuple(axis for axis in axes if grid[axis] > 1)) for factor, axes in cuts.items())
@@ -209,6 +212,8 @@ def find_pins(
     notes = []
     for entry in entries:
         paths = entry.matched(matmuls)
+        if entry.text in STORED:
+            continue
         if not paths and entry.whole_plan is None and not entry.says_whole:
             raise _no_match(entry, "matmul", matmuls)
         if not paths:
@@ -225,6 +230,34 @@ def find_pins(
     if any(entry.whole_plan is not None for entry in entries):
         notes += [f"the plan that was given has nothing on {path}: searched" for path in matmuls if path not in by_path]
     return pins, tuple(notes)
+
+
+def find_stored(entries: Sequence[Entry], parameters: Iterable[str], grid: Grid) -> dict[str, Entry]:
+    """The entries that say how an embedding is stored, by the parameter; `PlanError` where one names no weight."""
+    weights = {name.removesuffix(".weight"): name for name in parameters if name.endswith(".weight")}
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.text in STORED:
+            paths = entry.matched(weights)
+            if not paths:
+                raise _no_match(entry, "embedding", weights)
+            found |= {weights[path]: entry for path in paths if grid["x"] > 1}
+    return found
+
+
+def stored_as_asked(name: str, entry: Entry, placements: list[Placement], grid: Grid) -> list[Placement]:
+    """The ways to store a weight, of these, in which x cuts the dim that an entry says; `PlanError` if none does."""
+    dim = STORED[entry.text]
+    held = [p for p in placements if dim < len(p.dims) and any("x" in sub.axes for sub in p.dims[dim])]
+    if not held:
+        raise PlanError(
+            f"{entry} cannot be met at {name!r}",
+            asked=f"{entry} on grid {grid}",
+            given=f"{name} of shape {list(placements[0].shape)}",
+            rule=f"x={grid['x']} cuts dim {dim} of the weight, evenly or with little padding, as the scheme allows",
+            remedy="leave the entry out",
+        )
+    return held
 
 
 def _together(path: str, entries: Sequence[Entry]) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -264,7 +297,7 @@ def _unreadable(pattern: str, text: str, given: str) -> PlanError:
         asked=f"plan[{pattern!r}] = {text!r}",
         given=given,
         rule="an entry names factors m (rows), k (contracted), n (output features) with the axes that cut them, "
-        f"m/data.z k/y n/x, or is one of the words {', '.join(WORDS)}",
+        f"m/data.z k/y n/x, or is one of the words {', '.join((*WORDS, *STORED))}",
         remedy='"n/x k/y"; "k n/x" to keep k whole; a factor that is not named is free',
     )
 

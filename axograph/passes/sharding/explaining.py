@@ -6,7 +6,7 @@ Nothing is worked out before somebody asks: then the search is built again, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from axograph.passes.sharding.elimination import Problem, minimize
 from axograph.passes.sharding.partners import Partner
 from axograph.passes.sharding.rule import Strategy
 from axograph.passes.sharding.search import Assignment, Search, certificate
-from axograph.passes.sharding.strategies import Cut
+from axograph.passes.sharding.strategies import Cut, Pass
 from axograph.placement import Placement
 from axograph.plan import FACTORS, MatmulPlacement
 
@@ -52,7 +52,7 @@ class Explainer:
             placement=str(placed),
             shape=placed.shape,
             weight=placed.weight,
-            stored=placed.stored,
+            stored=placed.stored.simplified(search.survey.grid) if placed.stored is not None else None,
             plan_cost_s=self.decided.cost_s,
             together=tuple(p for p in alike if search.member_of[search.survey.matmuls[p]] == key),
             compute_s=sum(self._compute_s(search, product) for product in (node, *_backward(search, node))),
@@ -125,17 +125,20 @@ class _Moves:
         yield from self._made(value, name)
         yield from self._used(value, target, user, name)
 
-    def _out_of(self, value: Value, name: str) -> Iterator[Move]:
-        yield from self._made(value, name)
+    def _out_of(self, value: Value, name: str, summed: bool = False) -> Iterator[Move]:
+        yield from (replace(move, summed=summed) for move in self._made(value, name))
         for user, at in self.survey.users.get(value, ()):
             if at < 0:
                 result = self.decided.results[-1 - at]
                 assert result is not None
-                yield from self._used(value, result, (user, at), name)
+                yield from (replace(move, summed=summed) for move in self._used(value, result, (user, at), name))
                 continue
-            yield from self._used(value, self.decided.strategies[user].inputs[at], (user, at), name)
-            if self._carries(user):
-                yield from self._out_of((user, 0), name)
+            strategy = self.decided.strategies[user]
+            moves = self._used(value, strategy.inputs[at], (user, at), name)
+            yield from (replace(move, summed=summed) for move in moves)
+            passes = any(isinstance(choice, Pass) for choice in strategy.chosen.values())
+            if self._carries(user) or passes:
+                yield from self._out_of((user, 0), name, summed or not self._carries(user))
 
     def _carries(self, node: fx.Node) -> bool:
         """Whether a node only passes its one tensor on in another form, so that the tensor may move before or after."""

@@ -136,7 +136,8 @@ class Search:
             users = tuple((self.member_of.get(user), at) for user, at in self.survey.users.get((node, 0), ()))
             maker, output = gradients.get(name, (None, 0))
             made = (self.member_of.get(maker) if maker is not None else None, output)
-            what = (self.survey.atoms[node, 0], node.meta["val"].dtype, self.survey.stored.get(name))
+            said = (self.survey.stored.get(name), self.survey.stored_pins.get(name))
+            what = (self.survey.atoms[node, 0], node.meta["val"].dtype, said)
             keys[name] = ("parameter", unnumbered(name), what, users, made)
         return keys
 

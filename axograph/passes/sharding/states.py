@@ -19,7 +19,7 @@ from axograph.cost_model.protocol import Collective, Compute, CostModel
 from axograph.grid import CUT_ORDER, Grid
 from axograph.passes.sharding.arguments import Value, output_tensors, tensor_arguments
 from axograph.passes.sharding.atoms import Atoms
-from axograph.passes.sharding.constraints import unstorable
+from axograph.passes.sharding.constraints import stored_as_asked, unstorable
 from axograph.passes.sharding.partners import Partner
 from axograph.passes.sharding.rule import Rule, Strategy
 from axograph.passes.sharding.strategies import Choice, Cut, Options, may_pad, place
@@ -181,8 +181,9 @@ class States:
         """Raise `PlanError` where the user's plan asks what a matmul or a parameter cannot have."""
         for node in self.survey.pins:
             self.operator(node, None)
+        said = {*self.survey.stored, *self.survey.stored_pins}
         for node, declared in self.survey.placeholders.items():
-            if declared.kind == "parameter" and declared.target in self.survey.stored:
+            if declared.kind == "parameter" and declared.target in said:
                 self._parameter(node)
 
     def _worthwhile(self, node: fx.Node, choice: Choice) -> bool:
@@ -263,12 +264,14 @@ class States:
             outermost = [(dim, atom) for dim, atom in places if atom == 0 or axis in cut[dim][atom].axes]
             choices[axis] = [None, *outermost]
         placements = _combinations(atoms, choices, self.grid)
-        kept = self.survey.stored.get(str(self.survey.placeholders[node].target))
+        name = str(self.survey.placeholders[node].target)
+        kept, asked = self.survey.stored.get(name), self.survey.stored_pins.get(name)
         if kept is None:
-            return self.survey.scheme.storage(placements, self.grid)
+            placements = self.survey.scheme.storage(placements, self.grid)
+            return placements if asked is None else stored_as_asked(name, asked, placements, self.grid)
         placements = [p for p in placements if p.simplified() == kept.simplified()]
         if not placements:
-            raise unstorable(str(self.survey.placeholders[node].target), kept, self.grid)
+            raise unstorable(name, kept, self.grid)
         return placements
 
     def _batch_cut(self, value: Value) -> Placement:

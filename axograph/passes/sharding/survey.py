@@ -12,7 +12,7 @@ from axograph.capture.program import Input, Program, facts
 from axograph.grid import Grid
 from axograph.passes.sharding.arguments import Value, is_pick, resolve, tensor_arguments
 from axograph.passes.sharding.atoms import Atoms, find_atoms
-from axograph.passes.sharding.constraints import Entry, Pin, find_pins, matmul_names
+from axograph.passes.sharding.constraints import Entry, Pin, find_pins, find_stored, matmul_names
 from axograph.passes.sharding.partners import Partner, find_partners
 from axograph.passes.sharding.repeats import operator_keys
 from axograph.passes.sharding.roles import Roles, find_roles
@@ -50,6 +50,8 @@ class Survey:
     pins: dict[fx.Node, Pin] = field(init=False)
     """What the user's plan says of each matmul that it names."""
     pin_notes: tuple[str, ...] = field(init=False)
+    stored_pins: dict[str, Entry] = field(init=False)
+    """What the user's plan says of how parameters are stored."""
     users: dict[Value, list[tuple[fx.Node, int]]] = field(init=False)
     """For each value, the operators that take it and at which place; a place of -1 - i is output i of the graph."""
 
@@ -65,6 +67,8 @@ class Survey:
         self.partners = find_partners(self.options, self._gradients_and_parameters())
         self.matmuls = matmul_names(self.nodes)
         self.pins, self.pin_notes = find_pins(self.entries, self.matmuls, self.options)
+        parameters = [str(declared.target) for declared in self.program.inputs if declared.kind == "parameter"]
+        self.stored_pins = find_stored(self.entries, parameters, self.grid)
         self.users = self._users()
 
     def _tied(self) -> list[tuple[Value, Value]]:

@@ -161,6 +161,36 @@ def test_the_scheme_and_an_entry_hold_together() -> None:
     assert str(plan["model.layers.0.up"]) == "m k/x n/y"
 
 
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 8)
+        self.head = nn.Linear(8, 12, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(ids)).sum()
+
+
+@pytest.mark.parametrize(("word", "stored"), [("embedding_rowwise", "[12/x, 8]"), ("embedding_colwise", "[12, 8/x]")])
+def test_the_words_for_an_embedding_say_how_its_weight_is_stored(word: str, stored: str) -> None:
+    module = axograph.parallelize(
+        Lookup(), Grid(2, 1, 1, 1), plan={"table": word}, sample_inputs=(torch.ones(2, 4, dtype=torch.int64),)
+    )
+    assert str(module.plan.parameters["table.weight"].simplified()) == stored
+    with pytest.raises(PlanError, match="names no embedding") as refusal:
+        planned({"layers.*.nothing": word})
+    assert refusal.value.asked == f'plan["layers.*.nothing"] = "{word}"'
+
+
+def test_an_embedding_that_cannot_be_stored_so_is_refused() -> None:
+    with pytest.raises(PlanError) as refusal:
+        planned({"layers.*.norm": "embedding_colwise"})
+    assert refusal.value.summary == (
+        'plan["layers.*.norm"] = "embedding_colwise" cannot be met at \'model.layers.0.norm.weight\''
+    )
+    assert refusal.value.given == "model.layers.0.norm.weight of shape [8]"
+
+
 # ---- what is refused
 
 UNREADABLE = "is not a placement"

@@ -83,6 +83,31 @@ def test_the_moves_are_those_of_the_algorithm_with_their_bytes() -> None:
     assert found.compute_s == 0.0
 
 
+class Fork(nn.Module):
+    """Two products of one input, whose gradients are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 32, bias=False)
+        self.left = nn.Linear(32, 64, bias=False)
+        self.right = nn.Linear(32, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.inner(x))
+        return (torch.relu(self.left(x)) * torch.relu(self.right(x))).sum()
+
+
+def test_a_sum_that_is_reduced_later_is_told() -> None:
+    grid = Grid(2, 1, 1, 1)
+    entries = tuple(Entry.read(path, text, grid) for path, text in {"inner": "m k n", "*t": "m n/x"}.items())
+    shard = Shard(grid=grid, cost_model=Bytes(), batch_dims={0: 0}, entries=entries)
+    plan = shard.run(Normalize().run(capture(Fork(), (torch.ones(16, 8),)))).plan
+    assert plan is not None
+    (reduced,) = [move for move in plan.explain("right").moves if move.tensor == "dI"]
+    assert (reduced.kind, reduced.axes, reduced.size_bytes, reduced.summed) == ("all_reduce", ("x",), 4 * 16 * 32, True)
+    assert "with what it is added to" in str(reduced)
+
+
 def explainer_of(plan: Plan) -> Explainer:
     assert isinstance(plan.explainer, Explainer)
     return plan.explainer
