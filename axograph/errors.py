@@ -65,3 +65,7 @@ class UnsupportedError(AxographError):
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n         ")
+
+
+class ScheduleError(AxographError):
+    """A schedule that does not compute what the program did, or not safely: a fault of the pass that made it."""

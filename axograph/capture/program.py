@@ -88,6 +88,8 @@ class Facts:
     """What a communication node moves."""
     reason: str = ""
     """Why the node is here, where a pass inserted it."""
+    exposed: object = None
+    """For the start of a collective that computing does not hide: for how long, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

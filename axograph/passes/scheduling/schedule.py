@@ -1,0 +1,86 @@
+"""The pass `schedule`: starts of collectives move up and their waits down, so that computing hides them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from axograph.capture.program import Program, note
+from axograph.cost_model.protocol import CostModel
+from axograph.cost_model.simulator import STREAM, Timeline, simulate
+from axograph.grid import Grid
+from axograph.passes.scheduling.axonn import axonn_order
+from axograph.passes.scheduling.exposed import reasons
+from axograph.passes.scheduling.from_the_end import FromTheEnd, communication_before, longest_before
+from axograph.passes.scheduling.memory import Lifetimes
+from axograph.passes.scheduling.tasks import Tasks
+from axograph.passes.scheduling.verify import verify
+from axograph.torch_private import graph_module
+
+SLACK = 1.1
+"""How much more memory than the program as given an order may take where no cap is stated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Reorder both halves of a program. Numbers stay as they are: the same operators on the same values."""
+
+    grid: Grid
+    cost_model: CostModel
+    memory_bytes: float | None = None
+    """The most that may live at once on a rank; None: `SLACK` times what the program takes as given."""
+    contention: float = 1.0
+    """How many times as long computing takes while a collective runs."""
+    name: str = "schedule"
+    preserves_numerics: bool = True
+
+    def run(self, program: Program) -> Program:
+        """The program with both halves in their best order found."""
+        done = self._half(program)
+        return done if done.backward is None else replace(done, backward=self._half(done.backward))
+
+    def _half(self, program: Program) -> Program:
+        tasks = Tasks(program.graph, self.grid, self.cost_model)
+        lifetimes = Lifetimes(tasks)
+        given = lifetimes.peak(list(program.graph.nodes))
+        cap_bytes = SLACK * given if self.memory_bytes is None else max(self.memory_bytes, given)
+        best: list[fx.Node] = list(program.graph.nodes)
+        timeline = self._played(tasks, best)
+        if any(task.track != STREAM for task in tasks):
+            for nodes in _candidates(tasks, lifetimes, cap_bytes):
+                if lifetimes.peak(nodes) <= cap_bytes:
+                    played = self._played(tasks, nodes)
+                    if played.time_s < timeline.time_s * (1 - 1e-9):
+                        best, timeline = nodes, played
+        graph = _in_order(best)
+        verify(program.graph, graph, lifetimes, cap_bytes)
+        why = reasons(tasks, best, timeline)
+        for node in graph.nodes:
+            if node.name in why:
+                note(node, exposed=why[node.name])
+        return replace(program, graph_module=graph_module(graph, "Scheduled"))
+
+    def _played(self, tasks: Tasks, nodes: list[fx.Node]) -> Timeline:
+        return simulate(tasks.steps(nodes), contention=self.contention)
+
+
+def _candidates(tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float) -> Iterator[list[fx.Node]]:
+    """The orders to choose from: list scheduling by several priorities, the order given, and AxoNN's."""
+    yield tasks.ordered(tasks)
+    yield axonn_order(tasks)
+    chain_s, communication_s = longest_before(tasks), communication_before(tasks)
+    scheduler = FromTheEnd(tasks, lifetimes, cap_bytes)
+    yield tasks.ordered(scheduler.order(lambda task: (chain_s[task.number], float(task.number))))
+    yield tasks.ordered(scheduler.order(lambda task: (communication_s[task.number], chain_s[task.number])))
+    yield tasks.ordered(scheduler.order(lambda task: (float(task.number),)))
+
+
+def _in_order(nodes: list[fx.Node]) -> fx.Graph:
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        made[node] = graph.node_copy(node, made.__getitem__)
+        made[node].meta = dict(node.meta)
+    return graph

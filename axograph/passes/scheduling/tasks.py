@@ -1,0 +1,163 @@
+"""What a scheduler moves: the operators that take time, and what each needs, of a graph on local tensors.
+
+Views, casts of nothing and waits take no time; they go where they are first needed. What is left are tasks: a task
+computes, or it communicates on a channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from axograph.capture.program import DTYPE_NAMES, facts
+from axograph.cost_model.protocol import Compute, CostModel
+from axograph.cost_model.simulator import STREAM, Step
+from axograph.grid import Grid
+from axograph.passes.sharding.arguments import is_pick, output_tensors, tensor_arguments
+from axograph.passes.sharding.rules import RuleBook
+from axograph.torch_private import collective_op
+
+aten = torch.ops.aten
+
+_VIEWS = {
+    aten.reshape.default,
+    aten.permute.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.view_as_real.default,
+    aten.view_as_complex.default,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An operator that takes time."""
+
+    number: int
+    """Its position among the tasks, in the order of the graph given."""
+    node: fx.Node
+    track: str
+    """`STREAM`, or the channel that it communicates on."""
+    time_s: float
+    needs: tuple[int, ...]
+    """The tasks whose results it uses, seen through what takes no time."""
+    users: list[int] = field(default_factory=list)
+    """The tasks that use its results."""
+
+
+class Tasks(Sequence[Task]):
+    """The tasks of a graph, with what they cost under a model."""
+
+    def __init__(self, graph: fx.Graph, grid: Grid, model: CostModel) -> None:
+        self.graph = graph
+        self.grid = grid
+        self.model = model
+        self._rules = RuleBook()
+        self._found: list[Task] = []
+        self.of: dict[fx.Node, Task] = {}
+        behind: dict[fx.Node, frozenset[int]] = {}
+        for node in graph.nodes:
+            needs = frozenset[int]().union(*(behind[a] for a in node.all_input_nodes))
+            time_s, track = self._price(node)
+            if time_s > 0:
+                task = Task(len(self._found), node, track, time_s, tuple(sorted(needs)))
+                self._found.append(task)
+                self.of[node] = task
+                for needed in task.needs:
+                    self._found[needed].users.append(task.number)
+                behind[node] = frozenset({task.number})
+            else:
+                behind[node] = needs
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, number: int) -> Task:  # type: ignore[override]
+        return self._found[number]
+
+    def _price(self, node: fx.Node) -> tuple[float, str]:
+        """The seconds of a node, and its track."""
+        if node.op != "call_function" or is_pick(node) or node.target is collective_op("wait_tensor"):
+            return 0.0, STREAM
+        moved = facts(node).collective
+        if moved is not None:
+            channel = getattr(self.model, "channel", None)
+            return self.model.collective_s(moved, self.grid), channel(moved, self.grid) if channel else "network"
+        if node.target in _VIEWS and _moves_nothing(node):
+            return 0.0, STREAM
+        return self.model.compute_s(self._work(node)), STREAM
+
+    def _work(self, node: fx.Node) -> Compute:
+        tensors = [argument.meta["val"] for argument in tensor_arguments(node)]
+        made = [tensor for tensor in output_tensors(node) if tensor is not None]
+        if node.target is aten.addmm.default:
+            flops = 2.0 * made[0].numel() * tensors[1].shape[1]
+        else:
+            flops = self._rules.rule_of(node).flops
+        size = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *made))
+        dtype = DTYPE_NAMES.get(made[0].dtype, "f32") if made else "f32"
+        return Compute(op=str(node.target), flops=flops, size_bytes=float(size), dtype=dtype)
+
+    def ordered(self, order: Iterable[Task], blocking: frozenset[int] = frozenset()) -> list[fx.Node]:
+        """All nodes of the graph with the tasks in this order, and what takes no time where it is first needed.
+
+        Collectives among the `blocking` tasks are waited for at once.
+        """
+        placed: dict[fx.Node, None] = {
+            node: None for node in self.graph.nodes if node.op in ("placeholder", "get_attr")
+        }
+
+        def place(node: fx.Node) -> None:
+            waiting = [node]
+            while waiting:
+                last = waiting[-1]
+                missing = [needed for needed in last.all_input_nodes if needed not in placed]
+                if missing:
+                    waiting += reversed(missing)
+                else:
+                    placed[waiting.pop()] = None
+
+        for task in order:
+            place(task.node)
+            for user in task.node.users:  # what a task makes several of is taken apart at once: the rest may go
+                if is_pick(user) or task.number in blocking:
+                    place(user)
+        place(self.graph.output_node())
+        return list(placed)
+
+    def steps(self, nodes: Iterable[fx.Node]) -> list[Step]:
+        """What a simulator plays for nodes in this order."""
+        return list(self._steps(nodes))
+
+    def _steps(self, nodes: Iterable[fx.Node]) -> Iterator[Step]:
+        starts: dict[fx.Node, int] = {}
+        for position, node in enumerate(nodes):
+            task = self.of.get(node)
+            if task is not None and task.track != STREAM:
+                starts[node] = position
+                yield Step(kind="start", name=_name(node), time_s=task.time_s, channel=task.track)
+            elif node.target is collective_op("wait_tensor") and node.args[0] in starts:
+                yield Step(kind="wait", name=node.name, of=starts[node.args[0]])  # type: ignore[index]
+            else:
+                yield Step(kind="compute", name=_name(node), time_s=task.time_s if task is not None else 0.0)
+
+
+def _name(node: fx.Node) -> str:
+    path = facts(node).path
+    return f"{node.name} ({path})" if path else node.name
+
+
+def _moves_nothing(node: fx.Node) -> bool:
+    """Whether a view is one: a reshape copies where the strides do not allow a view."""
+    if node.target is not aten.reshape.default:
+        return True
+    source, shape = node.args
+    try:
+        source.meta["val"].view(shape)  # type: ignore[union-attr]
+    except (RuntimeError, ValueError):
+        return False
+    return True
