@@ -40,30 +40,29 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def export_joint(
-    stack: ExitStack, module: torch.nn.Module, args: tuple[torch.Tensor, ...], decompositions: Mapping[Any, Any]
+    stack: ExitStack,
+    module: torch.nn.Module,
+    args: tuple[torch.Tensor, ...],
+    decompositions: Mapping[Any, Any],
+    by_torch: Sequence[str] = (),
 ) -> fx.GraphModule:
     """The forward and, where gradients are on, backward aten graph of an exported module, functionalised.
 
-    Placeholders and outputs carry descriptors, read by `describe_input` and `describe_output`. Losses are taken apart
-    as torch does it, where `decompositions` does not say otherwise.
+    Placeholders and outputs carry descriptors, read by `describe_input` and `describe_output`. The operators of aten
+    named in `by_torch` are taken apart as torch does it, where `decompositions` does not say otherwise.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-    table = {**_decompositions(), **decompositions}
+    table = {**_decompositions(by_torch), **decompositions}
     joint = aot_export_joint_with_descriptors(stack, module, args, {}, decompositions=table)
     graph_module: fx.GraphModule = joint.graph_module
     return graph_module
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
+def _decompositions(names: Sequence[str]) -> dict[Any, Callable[..., Any]]:
     from torch._decomp import get_decompositions
 
-    aten = torch.ops.aten
-    losses = ("nll_loss_forward", "nll_loss2d_forward", "mse_loss", "mse_loss_backward", "smooth_l1_loss",
-              "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "soft_margin_loss",
-              "soft_margin_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward",
-              "binary_cross_entropy_with_logits")  # fmt: skip
-    return get_decompositions([getattr(aten, name) for name in losses])
+    return get_decompositions([getattr(torch.ops.aten, name) for name in names])
 
 
 def describe_input(node: fx.Node) -> tuple[str, str | int]:
@@ -203,7 +202,7 @@ def self_test() -> list[str]:
         for name in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
                      "wait_tensor"):  # fmt: skip
             collective_op(name)
-        _decompositions()
+        _decompositions(("mse_loss",))
         data_dependent_errors()
     except (ImportError, AttributeError, KeyError, TypeError) as error:
         broken.append(str(error))

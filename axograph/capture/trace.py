@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from axograph.capture.losses import LOSSES
+from axograph.capture.decompositions import BY_TORCH, DECOMPOSITIONS
 from axograph.capture.program import FACTS, Facts, Input, Output, Program, facts, tensor_text
 from axograph.capture.structure import Structure
 from axograph.errors import CaptureError, UnsupportedError
@@ -102,7 +102,7 @@ def capture(
         fakes = tuple(_fake(tensor, mode, device) for tensor in tensors)
         try:
             exported = torch.export.export(flat, fakes, strict=False).module(check_guards=False)
-            joint = export_joint(stack, exported, fakes, LOSSES)
+            joint = export_joint(stack, exported, fakes, DECOMPOSITIONS, BY_TORCH)
         except CaptureError:
             raise
         except Exception as error:

@@ -99,6 +99,8 @@ class _Localizer:
         rule = self.rules.rule_of(node)
         wanted = enumerate(strategy.inputs)
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: self._argument(argument, wanted, rule))
+        if not rule.known:  # nothing is known of it, so neither whether it reads the order of memory
+            args, kwargs = fx.map_arg((args, kwargs), self._contiguous)
         lower = rule.lower
         if lower is not None:
             made = lower(self.emit, node, tuple(args), dict(kwargs), strategy)
@@ -131,6 +133,12 @@ class _Localizer:
         picked = self.emit.graph.call_function(operator.getitem, (made, index))
         picked.meta = {"val": made.meta["val"][index], FACTS: replace(facts(made), placements=())}
         return picked
+
+    def _contiguous(self, argument: fx.Node) -> fx.Node:
+        tensor = argument.meta.get("val")
+        if not isinstance(tensor, torch.Tensor) or tensor.is_contiguous():
+            return argument
+        return self.emit.call(torch.ops.aten.contiguous.default, argument)
 
     def _argument(self, argument: fx.Node, wanted: Iterator[tuple[int, Placement]], rule: Rule) -> fx.Node:
         if not isinstance(argument.meta.get("val"), torch.Tensor):

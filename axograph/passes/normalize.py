@@ -18,6 +18,7 @@ from axograph.capture.program import Program, facts, value, values
 from axograph.errors import UnsupportedError
 from axograph.passes.rewrite import Emitter, rebuild
 from axograph.passes.sharding.arguments import argument
+from axograph.passes.strided import as_strided, as_strided_scatter
 
 aten = torch.ops.aten
 
@@ -64,6 +65,15 @@ def _visit(emit: Emitter, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str
     if form is not None:
         return form(emit, node, *args, **kwargs)  # type: ignore[no-any-return]
     return emit.copy(node, args, kwargs)
+
+
+def _elementwise(op: Any) -> Callable[..., fx.Node]:
+    """A view that changes the elements it shows, as an operator that makes them."""
+
+    def form(emit: Emitter, node: fx.Node, x: fx.Node) -> fx.Node:
+        return emit.call(op, x)
+
+    return form
 
 
 def _drop(emit: Emitter, node: fx.Node, *args: Any, **kwargs: Any) -> None:
@@ -323,4 +333,8 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
     aten.scalar_tensor.default: _scalar,
+    aten.as_strided.default: as_strided,
+    aten.as_strided_scatter.default: as_strided_scatter,
+    aten._conj.default: _elementwise(aten._conj_physical.default),
+    aten._neg_view.default: _elementwise(aten.neg.default),
 }

@@ -191,7 +191,10 @@ def _vectorized(target: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _mapped(run: Callable[..., Any], stacked: list[torch.Tensor]) -> Any:
-    """Run an operator under `vmap`; results that are no tensors (gradients not wanted) are put back afterwards."""
+    """Run an operator under `vmap`; results that are no tensors (gradients not wanted) are put back afterwards.
+
+    The few that `vmap` does not know run rank by rank.
+    """
     made: list[Any] = []
 
     def tensors_only(*tensors: torch.Tensor) -> Any:
@@ -199,7 +202,13 @@ def _mapped(run: Callable[..., Any], stacked: list[torch.Tensor]) -> Any:
         made[:] = result if isinstance(result, list | tuple) else [result]
         return tuple(item for item in made if isinstance(item, torch.Tensor))
 
-    found = iter(torch.vmap(tensors_only)(*stacked))
+    try:
+        found = iter(torch.vmap(tensors_only)(*stacked))
+    except RuntimeError as error:
+        if "batching rule" not in str(error).lower():
+            raise
+        each = [tensors_only(*parts) for parts in zip(*stacked, strict=True)]
+        found = iter([torch.stack(parts) for parts in zip(*each, strict=True)])
     results = [next(found) if isinstance(item, torch.Tensor) else item for item in made]
     return results if len(results) > 1 else results[0]
 

@@ -17,7 +17,7 @@ class Odd(nn.Module):
         self.layer = nn.Linear(8, 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cdist(self.layer(x), self.layer(x) + 1)
+        return torch.pdist(self.layer(x))
 
 
 class Flat:
@@ -57,11 +57,11 @@ def test_a_model_of_which_all_is_cut_has_no_findings() -> None:
 
 def test_an_operator_without_a_rule_is_listed_with_its_line_and_cost() -> None:
     report = axograph.check(Odd(), (torch.ones(4, 8),), (2, 1, 1, 1), cost_model=Flat())
-    (distance,) = [finding for finding in report.of("gathered") if finding.what == "aten._cdist_forward"]
+    (distance,) = [finding for finding in report.of("gathered") if finding.what == "aten._pdist_forward"]
     assert distance.where == "the model"
-    assert distance.source.endswith("return torch.cdist(self.layer(x), self.layer(x) + 1)")
+    assert distance.source.endswith("return torch.pdist(self.layer(x))")
     assert distance.source.startswith("test_check.py:")
-    assert distance.cost_s == 2 * 4 * 16 * 4  # two f32 matrices of 4 x 16 are gathered
+    assert distance.cost_s == 4 * 16 * 4  # an f32 matrix of 4 x 16 is gathered
     assert report.cost_s is not None
     assert distance.share == distance.cost_s / report.cost_s
     assert str(distance).splitlines()[0] in str(report)

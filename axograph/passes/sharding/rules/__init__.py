@@ -16,7 +16,9 @@ from axograph.passes.sharding.arguments import kind_of, output_tensors, tensor_a
 from axograph.passes.sharding.rule import Rule
 from axograph.passes.sharding.rules import (
     attention,
+    batches,
     channel_norms,
+    complex_numbers,
     experts,
     factories,
     indexing,
@@ -34,7 +36,9 @@ from axograph.passes.sharding.rules import (
 RULES: Mapping[Any, Callable[[fx.Node], Rule]] = MappingProxyType(
     {
         **attention.RULES,
+        **batches.RULES,
         **channel_norms.RULES,
+        **complex_numbers.RULES,
         **experts.RULES,
         **factories.RULES,
         **indexing.RULES,

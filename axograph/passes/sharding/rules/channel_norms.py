@@ -81,7 +81,7 @@ def _flat(emit: Any, x: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def _lower_batch_norm(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> Any:
-    x, weight, bias, old_mean, old_variance, _, momentum, eps = args
+    x, weight, bias, *old, _, momentum, eps = args
     dims, axes = _over(x, strategy)
     if not axes:
         return emit.call(node.target, *args)
@@ -94,15 +94,13 @@ def _lower_batch_norm(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy
     result = multiply(emit, centred, scale, _per_channel(emit, weight, x))
     if bias is not None:
         result = emit.call(aten.add.Tensor, result, _per_channel(emit, bias, x))
-    unbiased = emit.call(aten.mul.Scalar, variance, count / (count - 1))
     types = [tensor.dtype for tensor in output_tensors(node) if tensor is not None]
-    return (
-        cast(emit, result, kept),
-        _flat(emit, mean, types[1]),
-        _flat(emit, scale, types[2]),
-        emit.call(aten.lerp.Scalar, old_mean, _flat(emit, mean, types[3]), momentum),
-        emit.call(aten.lerp.Scalar, old_variance, _flat(emit, unbiased, types[4]), momentum),
-    )
+    made = (cast(emit, result, kept), _flat(emit, mean, types[1]), _flat(emit, scale, types[2]))
+    if not old:
+        return made
+    unbiased = emit.call(aten.mul.Scalar, variance, count / (count - 1))
+    running = zip(old, (mean, unbiased), types[3:], strict=True)
+    return (*made, *(emit.call(aten.lerp.Scalar, o, _flat(emit, new, dtype), momentum) for o, new, dtype in running))
 
 
 def _lower_batch_norm_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> Any:
@@ -171,6 +169,7 @@ def _group_norm_backward(node: fx.Node) -> Rule:
 
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten._native_batch_norm_legit_functional.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm,
     aten._native_batch_norm_legit_no_training.default: _batch_norm_for_inference,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.native_group_norm.default: _group_norm,

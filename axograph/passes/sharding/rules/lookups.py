@@ -283,6 +283,18 @@ def _lower_scatter_add(emit: Any, node: fx.Node, args: Any, kwargs: Any, strateg
     return emit.call(node.target, table, dim, indices, source)  # type: ignore[no-any-return]
 
 
+def _scatter_reduce(node: fx.Node) -> Rule:
+    """`n [v], n [i], n [i] -> n [v]`: what meets at a position is multiplied, averaged, or the largest of it kept."""
+    table, picks, sizes, free, along = _elementwise(node)
+    return Rule(
+        inputs=(table, picks, picks),
+        outputs=(table,),
+        sizes=sizes,
+        whole=frozenset(sizes) - free | {along, f"i{along[1:]}"},
+        positions=frozenset({1}),
+    )
+
+
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
@@ -292,4 +304,5 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.scatter.src: _scatter,
     aten.scatter.value: _scatter,
     aten.scatter_add.default: _scatter_add,
+    aten.scatter_reduce.two: _scatter_reduce,
 }

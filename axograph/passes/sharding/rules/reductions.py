@@ -110,7 +110,7 @@ def _lower_norm(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Stra
     return emit.call(aten.pow.Tensor_Scalar, total, 1 / order)  # type: ignore[no-any-return]
 
 
-def _working_along(name: str = "dim", linear: bool = False) -> Callable[[fx.Node], Rule]:
+def working_along(name: str = "dim", linear: bool = False) -> Callable[[fx.Node], Rule]:
     """An operator along the dims in the argument of this name: they are whole, the others free."""
 
     def rule(node: fx.Node) -> Rule:
@@ -145,11 +145,11 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.amin.default: _minimum,
     aten.logsumexp.default: _log_sum,
     aten.linalg_vector_norm.default: _norm,
-    aten.cumsum.default: _working_along(linear=True),
-    aten.flip.default: _working_along("dims", linear=True),
-    aten.roll.default: _working_along("dims", linear=True),
+    aten.cumsum.default: working_along(linear=True),
+    aten.flip.default: working_along("dims", linear=True),
+    aten.roll.default: working_along("dims", linear=True),
     **{
-        op: _working_along()
+        op: working_along()
         for op in (
             aten.cumprod.default,
             aten.cummax.default,
@@ -160,6 +160,7 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
             aten.max.dim,
             aten.min.dim,
             aten.median.dim,
+            aten.mode.default,
             aten.kthvalue.default,
             aten.sort.default,
             aten.sort.stable,

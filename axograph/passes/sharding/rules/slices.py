@@ -154,11 +154,11 @@ def _select_backward(node: fx.Node) -> Rule:
         whole=frozenset({f"d{dim}"}),
         linear=_passes(result),
         paddable=frozenset(_sizes(result)),
-        lower=_lower_select_backward,
+        lower=_lower_to_local_shape,
     )
 
 
-def _lower_select_backward(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
+def _lower_to_local_shape(emit: Any, node: fx.Node, args: Any, kwargs: Any, strategy: Strategy) -> fx.Node:
     placement = strategy.outputs[0]
     assert placement is not None
     made: fx.Node = emit.call(node.target, args[0], list(placement.local_shape(emit.grid)), *args[2:])
@@ -255,6 +255,37 @@ def _diagonal(node: fx.Node) -> Rule:
     )
 
 
+def _diagonal_backward(node: fx.Node) -> Rule:
+    """The gradient of a diagonal, with zeros around it."""
+    part, whole, sizes, fixed = _around_a_diagonal(node, node.args[0].meta["val"])  # type: ignore[union-attr]
+    return Rule(
+        inputs=(part,),
+        outputs=(whole,),
+        sizes=sizes,
+        whole=fixed,
+        linear=_passes(node.meta["val"]),
+        paddable=frozenset(sizes),
+        lower=_lower_to_local_shape,
+    )
+
+
+def _diagonal_scatter(node: fx.Node) -> Rule:
+    part, whole, sizes, fixed = _around_a_diagonal(node, tensor_arguments(node)[1].meta["val"])
+    linear = _passes(node.meta["val"], 0, 1)
+    return Rule(inputs=(whole, part), outputs=(whole,), sizes=sizes, whole=fixed, linear=linear)
+
+
+def _around_a_diagonal(node: fx.Node, part: torch.Tensor) -> tuple[Term, Term, dict[str, int], frozenset[str]]:
+    """The terms of a diagonal and of the tensor it is put into, the sizes, and what is whole."""
+    result: torch.Tensor = node.meta["val"]
+    dims = {argument(node, name) % result.dim() for name in ("dim1", "dim2")}
+    names = _names(result)
+    kept = [name for d, name in enumerate(names) if d not in dims]
+    sizes = _sizes(result) | {"diagonal": part.shape[-1]}
+    term = (*kept, ("diagonal",) if part.shape[-1] > 1 else ())
+    return term, tuple(names), sizes, frozenset({"diagonal", *(f"d{dim}" for dim in dims)})
+
+
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
@@ -265,6 +296,8 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.cat.default: _cat,
     aten.constant_pad_nd.default: _pad,
     aten.diagonal.default: _diagonal,
+    aten.diagonal_backward.default: _diagonal_backward,
+    aten.diagonal_scatter.default: _diagonal_scatter,
     aten.tril.default: _triangle,
     aten.triu.default: _triangle,
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from axograph.passes.sharding.arguments import argument, output_tensors, tensor_arguments
-from axograph.passes.sharding.rule import Rule, Strategy, Term
+from axograph.passes.sharding.rule import Rule, Strategy, Term, parse_rule
 
 aten = torch.ops.aten
 
@@ -55,6 +56,40 @@ def _lower_to_input_size(emit: Any, node: fx.Node, args: Any, kwargs: Any, strat
     return made
 
 
+def _sampled(node: fx.Node) -> Rule:
+    """`b c [h] [w], b [y] [x] [2] -> b c [y] [x]`: images read at positions that a grid gives for each of them.
+
+    The gradient of the grid is a sum over channels.
+    """
+    shapes = [a.meta["val"].shape for a in tensor_arguments(node)]
+    image, grid, result = "b c [h] [w]", "b [y] [x] [n]", "b c [y] [x]"
+    if node.target is aten.grid_sampler_2d.default:
+        made = parse_rule(f"{image}, {grid} -> {result}", shapes, linear=(frozenset({0}),))
+    else:
+        made = parse_rule(f"{result}, {image}, {grid} -> {image}, {grid}", shapes, linear=(frozenset({0}),))
+    wanted = output_tensors(node)
+    return replace(made, outputs=tuple(o if t is not None else None for o, t in zip(made.outputs, wanted, strict=True)))
+
+
+def _unfold(node: fx.Node) -> Rule:
+    """Windows over one dim, which is whole; they are the last dim of the result."""
+    (tensor,) = (a.meta["val"] for a in tensor_arguments(node))
+    result: torch.Tensor = node.meta["val"]
+    dim = argument(node, "dimension") % tensor.dim()
+    sizes = {f"d{d}": size for d, size in enumerate(tensor.shape)}
+    sizes |= {"window": result.shape[dim], "within": result.shape[-1]}
+    names = [f"d{d}" for d in range(tensor.dim())]
+    windows = [*names[:dim], "window", *names[dim + 1 :], "within"]
+    return Rule(
+        inputs=(tuple((name,) if sizes[name] > 1 else () for name in names),),
+        outputs=(tuple((name,) if sizes[name] > 1 else () for name in windows),),
+        sizes=sizes,
+        whole=frozenset({f"d{dim}", "window", "within"}),
+        linear=(frozenset({0}),) if tensor.is_floating_point() else (),
+        is_view=True,
+    )
+
+
 RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.max_pool2d_with_indices.default: _images(2, linear=False),
     aten.max_pool2d_with_indices_backward.default: _images(2),
@@ -62,6 +97,26 @@ RULES: dict[Any, Callable[[fx.Node], Rule]] = {
     aten.avg_pool2d_backward.default: _images(2),
     aten._adaptive_avg_pool2d.default: _images(2),
     aten._adaptive_avg_pool2d_backward.default: _images(2),
+    aten.adaptive_max_pool2d.default: _images(2, linear=False),
+    aten.adaptive_max_pool2d_backward.default: _images(2),
+    aten.max_pool3d_with_indices.default: _images(3, linear=False),
+    aten.max_pool3d_with_indices_backward.default: _images(3),
+    aten.avg_pool3d.default: _images(3),
+    aten.avg_pool3d_backward.default: _images(3),
+    aten._adaptive_avg_pool3d.default: _images(3),
+    aten._adaptive_avg_pool3d_backward.default: _images(3),
+    aten.adaptive_max_pool3d.default: _images(3, linear=False),
+    aten.adaptive_max_pool3d_backward.default: _images(3),
+    aten.replication_pad1d_backward.default: _images(1),
+    aten.replication_pad2d_backward.default: _images(2),
+    aten.replication_pad3d_backward.default: _images(3),
+    aten.grid_sampler_2d.default: _sampled,
+    aten.grid_sampler_2d_backward.default: _sampled,
+    aten.unfold.default: _unfold,
+    aten._upsample_bilinear2d_aa.default: _images(2),
+    aten._upsample_bilinear2d_aa_backward.default: _images(2),
+    aten._upsample_bicubic2d_aa.default: _images(2),
+    aten._upsample_bicubic2d_aa_backward.default: _images(2),
     aten.reflection_pad1d.default: _images(1),
     aten.reflection_pad1d_backward.default: _images(1),
     aten.reflection_pad2d.default: _images(2),

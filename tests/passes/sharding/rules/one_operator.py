@@ -31,7 +31,7 @@ _MODEL = RingModel()
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor argument to be drawn: floats from a normal distribution, integers from 0 up to `below`."""
+    """A tensor argument to be drawn: floats from a normal distribution, integers from 0 (or 1) up to `below`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float64
@@ -42,7 +42,7 @@ class Tensor:
         if self.dtype == torch.bool:
             return torch.rand(self.shape, generator=generator) < 0.5
         if self.below:
-            return torch.randint(self.below, self.shape, dtype=self.dtype, generator=generator)
+            return torch.randint(int(self.positive), self.below, self.shape, dtype=self.dtype, generator=generator)
         drawn = torch.randn(self.shape, dtype=torch.float64, generator=generator)
         return (drawn.abs() + 0.1 if self.positive else drawn).to(self.dtype)
 
@@ -275,7 +275,8 @@ def check(bench: Bench, strategy: Strategy, grid: Grid) -> None:
         parts = virtual.place(expected, placement.reduced()).reshape(found.shape)
         if not placement.is_even(grid):
             found = found.masked_fill(padding(virtual, expected, placement).reshape(found.shape), 0)
-        tolerance = bench.sample.tolerance if expected.is_floating_point() else 0.0
+        inexact = expected.is_floating_point() or expected.is_complex()
+        tolerance = bench.sample.tolerance if inexact else 0.0
         message = _message(about)
         torch.testing.assert_close(found, parts, rtol=tolerance, atol=tolerance, equal_nan=True, msg=message)
         for dim, axis in enumerate(CUT_ORDER):

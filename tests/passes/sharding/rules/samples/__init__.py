@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.passes.sharding.rules.one_operator import Sample
 from tests.passes.sharding.rules.samples import (
     attention,
+    batches,
+    complex_numbers,
     cuda_attention,
     experts,
     lookups,
@@ -19,6 +21,8 @@ from tests.passes.sharding.rules.samples import (
 
 SAMPLES: tuple[Sample, ...] = (
     *attention.SAMPLES,
+    *batches.SAMPLES,
+    *complex_numbers.SAMPLES,
     *experts.SAMPLES,
     *lookups.SAMPLES,
     *matmuls.SAMPLES,

@@ -128,4 +128,17 @@ SAMPLES = (
         floats(4, 8, 4, 8),
         True,
     ),
+    *(
+        sample(
+            "d0 [d1], d0 [i1], d0 [i1] -> d0 [d1]",
+            aten.scatter_reduce.two,
+            floats(4, 8),
+            1,
+            integers(8, 4, 6),
+            floats(4, 6),
+            reduce,
+            include_self=reduce != "mean",
+        )
+        for reduce in ("sum", "prod", "mean", "amax", "amin")
+    ),
 )

@@ -159,6 +159,16 @@ SAMPLES = (
         1e-5,
     ),
     sample(
+        "d0 d1 d2, d1 -> d0 d1 d2, d1, d1",
+        aten._native_batch_norm_legit.no_stats,
+        floats(4, 8, 4),
+        floats(8),
+        None,
+        True,
+        0.1,
+        1e-5,
+    ),
+    sample(
         "d0 d1, d1, d1 -> d0 d1, d1, d1, d1, d1",
         aten._native_batch_norm_legit_functional.default,
         floats(8, 4),

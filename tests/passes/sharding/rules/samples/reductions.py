@@ -44,6 +44,7 @@ SAMPLES = (
     sample("d0 [d1] -> d0, d0", aten.max.dim, floats(4, 8), 1),
     sample("[d0] d1 -> 1 d1, 1 d1", aten.min.dim, floats(4, 8), 0, True),
     sample("[d0] d1 -> d1, d1", aten.median.dim, floats(4, 8), 0),
+    sample("d0 [d1] -> d0, d0", aten.mode.default, integers(3, 4, 8), 1),
     sample("d0 [d1] -> d0, d0", aten.kthvalue.default, floats(4, 8), 3),
     sample("d0 [d1] -> d0 [o1], d0 [o1]", aten.sort.default, floats(4, 8)),
     sample("[d0] d1 -> [o0] d1, [o0] d1", aten.sort.stable, integers(3, 4, 8), stable=True, dim=0),

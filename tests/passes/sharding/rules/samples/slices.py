@@ -48,6 +48,16 @@ SAMPLES = (
     sample("d0 [d1] d2 -> d0 [o1] d2; 0", aten.constant_pad_nd.default, floats(4, 8, 4), [0, 0, 1, -1], 0.0),
     sample("d0 [d1] -> d0 [o1]", aten.constant_pad_nd.default, floats(4, 8), [0, 2], 1.5),
     sample("d0 [d1] [d2] -> d0 [diagonal]; 0", aten.diagonal.default, floats(4, 8, 8), 1, -2, -1),
+    sample("d1 [diagonal] -> [d0] d1 [d2]; 0", aten.diagonal_backward.default, floats(8, 4), [4, 8, 4], 0, 0, 2),
+    sample(
+        "d0 [d1] [d2], d0 [diagonal] -> d0 [d1] [d2]; 0 1",
+        aten.diagonal_scatter.default,
+        floats(4, 4, 8),
+        floats(4, 4),
+        1,
+        1,
+        2,
+    ),
     sample("d0 [d1] [d2] -> d0 [d1] [d2]; 0", aten.tril.default, floats(4, 4, 4)),
     sample("d0 d1 [d2] [d3] -> d0 d1 [d2] [d3]; 0", aten.triu.default, floats(2, 4, 4, 6), 1),
 )

@@ -8,6 +8,11 @@ from tests.passes.sharding.rules.one_operator import floats, integers, sample
 
 aten = torch.ops.aten
 _IMAGE, _SMALL = floats(4, 8, 4, 4), floats(4, 8, 2, 2)
+_THREE_VOLUMES = (
+    "d0 d1 [i0_0] [i0_1] [i0_2], d0 d1 [i1_0] [i1_1] [i1_2], d0 d1 [i2_0] [i2_1] [i2_2] "
+    "-> d0 d1 [o0_0] [o0_1] [o0_2]; 0"
+)
+_VOLUME, _SMALL_VOLUME = floats(2, 4, 4, 4, 4), floats(2, 4, 2, 2, 2)
 
 SAMPLES = (
     sample(
@@ -102,6 +107,137 @@ SAMPLES = (
         [4, 8, 2, 2],
         False,
     ),
+    sample(
+        "d0 d1 [i0_0] [i0_1] -> d0 d1 [o0_0] [o0_1], d0 d1 [o1_0] [o1_1]",
+        aten.adaptive_max_pool2d.default,
+        _IMAGE,
+        [2, 2],
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1], d0 d1 [i1_0] [i1_1], d0 d1 [i2_0] [i2_1] -> d0 d1 [o0_0] [o0_1]; 0",
+        aten.adaptive_max_pool2d_backward.default,
+        _SMALL,
+        _IMAGE,
+        integers(16, 4, 8, 2, 2),
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1] [i0_2] -> d0 d1 [o0_0] [o0_1] [o0_2], d0 d1 [o1_0] [o1_1] [o1_2]",
+        aten.max_pool3d_with_indices.default,
+        _VOLUME,
+        [2, 2, 2],
+    ),
+    sample(
+        _THREE_VOLUMES,
+        aten.max_pool3d_with_indices_backward.default,
+        _SMALL_VOLUME,
+        _VOLUME,
+        [2, 2, 2],
+        [2, 2, 2],
+        [0, 0, 0],
+        [1, 1, 1],
+        False,
+        integers(64, 2, 4, 2, 2, 2),
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1] [i0_2] -> d0 d1 [o0_0] [o0_1] [o0_2], d0 d1 [o1_0] [o1_1] [o1_2]",
+        aten.adaptive_max_pool3d.default,
+        _VOLUME,
+        [2, 2, 2],
+    ),
+    sample(
+        _THREE_VOLUMES,
+        aten.adaptive_max_pool3d_backward.default,
+        _SMALL_VOLUME,
+        _VOLUME,
+        integers(64, 2, 4, 2, 2, 2),
+    ),
+    sample("d0 d1 [i0_0] [i0_1] [i0_2] -> d0 d1 [o0_0] [o0_1] [o0_2]; 0", aten.avg_pool3d.default, _VOLUME, [2, 2, 2]),
+    sample(
+        "d0 d1 [i0_0] [i0_1] [i0_2], d0 d1 [i1_0] [i1_1] [i1_2] -> d0 d1 [o0_0] [o0_1] [o0_2]; 0",
+        aten.avg_pool3d_backward.default,
+        _SMALL_VOLUME,
+        _VOLUME,
+        [2, 2, 2],
+        [2, 2, 2],
+        [0, 0, 0],
+        False,
+        True,
+        None,
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1] [i0_2] -> d0 d1 [o0_0] [o0_1] [o0_2]; 0",
+        aten._adaptive_avg_pool3d.default,
+        _VOLUME,
+        [2, 2, 2],
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1] [i0_2], d0 d1 [i1_0] [i1_1] [i1_2] -> d0 d1 [o0_0] [o0_1] [o0_2]; 0",
+        aten._adaptive_avg_pool3d_backward.default,
+        _SMALL_VOLUME,
+        _VOLUME,
+    ),
+    sample(
+        "d0 d1 [i0_0], d0 d1 [i1_0] -> d0 d1 [o0_0]; 0",
+        aten.replication_pad1d_backward.default,
+        floats(4, 8, 7),
+        floats(4, 8, 4),
+        [1, 2],
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1], d0 d1 [i1_0] [i1_1] -> d0 d1 [o0_0] [o0_1]; 0",
+        aten.replication_pad2d_backward.default,
+        floats(4, 8, 6, 5),
+        _IMAGE,
+        [1, 0, 1, 1],
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1] [i0_2], d0 d1 [i1_0] [i1_1] [i1_2] -> d0 d1 [o0_0] [o0_1] [o0_2]; 0",
+        aten.replication_pad3d_backward.default,
+        floats(2, 4, 4, 6, 5),
+        _VOLUME,
+        [1, 0, 1, 1, 0, 0],
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1] -> d0 d1 [o0_0] [o0_1]; 0", aten._upsample_bilinear2d_aa.default, _IMAGE, [3, 3], False
+    ),
+    sample(
+        "d0 d1 [i0_0] [i0_1] -> d0 d1 [o0_0] [o0_1]; 0",
+        aten._upsample_bilinear2d_aa_backward.default,
+        _SMALL,
+        [2, 2],
+        [4, 8, 4, 4],
+        False,
+    ),
+    sample("d0 d1 [i0_0] [i0_1] -> d0 d1 [o0_0] [o0_1]; 0", aten._upsample_bicubic2d_aa.default, _IMAGE, [3, 3], False),
+    sample(
+        "d0 d1 [i0_0] [i0_1] -> d0 d1 [o0_0] [o0_1]; 0",
+        aten._upsample_bicubic2d_aa_backward.default,
+        _SMALL,
+        [2, 2],
+        [4, 8, 4, 4],
+        False,
+    ),
+    sample(
+        "b c [h] [w], b [y] [x] [n] -> b c [y] [x]; 0",
+        aten.grid_sampler_2d.default,
+        _IMAGE,
+        floats(4, 3, 3, 2),
+        0,
+        0,
+        False,
+    ),
+    sample(
+        "b c [y] [x], b c [h] [w], b [y] [x] [n] -> b c [h] [w], b [y] [x] [n]; 0",
+        aten.grid_sampler_2d_backward.default,
+        floats(4, 8, 3, 3),
+        _IMAGE,
+        floats(4, 3, 3, 2),
+        0,
+        0,
+        False,
+        [True, True],
+    ),
+    sample("d0 [d1] d2 -> d0 [window] d2 [within]; 0", aten.unfold.default, floats(4, 8, 2), 1, 4, 2),
     sample(" -> d0 d1", aten.full.default, [4, 8], 2.5, dtype=torch.float64),
     sample(" -> ", aten.full.default, [], 1),
     sample(" -> d0 1 d2", aten.full.default, [8, 1, 4], True),
