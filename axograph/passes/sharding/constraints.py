@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 
 import torch
@@ -223,10 +223,8 @@ def find_pins(
     pins = {}
     for path, asked in by_path.items():
         node = matmuls[path]
-        for entry in asked:
-            _same_sizes(entry, options[node])
         said = tuple(str(entry) for entry in asked if entry.whole_plan is None)
-        pins[node] = Pin(_together(path, asked), said)
+        pins[node] = Pin(_together(path, [_for_sizes(entry, options[node]) for entry in asked]), said)
     if any(entry.whole_plan is not None for entry in entries):
         notes += [f"the plan that was given has nothing on {path}: searched" for path in matmuls if path not in by_path]
     return pins, tuple(notes)
@@ -362,14 +360,15 @@ def unstorable(name: str, placed: Placement, grid: Grid) -> PlanError:
     )
 
 
-def _same_sizes(entry: Entry, options: Options) -> None:
-    """The rows may be others: a plan holds for other batches."""
+def _for_sizes(entry: Entry, options: Options) -> Entry:
+    """The entry at a matmul; a whole plan holds for other batches, too, whose rows are free."""
     if entry.whole_plan is None:
-        return
-    _, k, n = entry.whole_plan.shape
+        return entry
+    m, k, n = entry.whole_plan.shape
     sizes = options.rule.sizes
     if (k, n) != (sizes["k"], sizes["n"]):
         raise _other_model(f"{entry.pattern} with k={k} n={n}", f"{entry.pattern} with k={sizes['k']} n={sizes['n']}")
+    return entry if m == sizes["m"] else replace(entry, cuts=tuple(cut for cut in entry.cuts if cut[0] != "m"))
 
 
 def _other_model(asked: str, given: str) -> PlanError:

@@ -105,6 +105,29 @@ def test_an_entry_is_honoured_exactly_where_the_free_search_would_not() -> None:
         assert plan["model.layers.1.up"].reason.startswith(f'plan["layers.1.up"] = "{text}"')
 
 
+class Stack(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+def test_of_identical_layers_only_those_named_are_placed_so() -> None:
+    grid = Grid(2, 1, 1, 1)
+    stack = Normalize().run(capture(Stack(6), (torch.ones(4, 8),)))
+    shard = Shard(
+        grid=grid, cost_model=RingModel(), batch_dims={0: 0}, entries=(Entry.read("layers.1", "m k n", grid),)
+    )
+    plan = shard.run(stack).plan
+    assert plan is not None
+    assert [path for path, placed in plan.items() if str(placed) == "m k n"] == ["layers.1"]
+    assert plan.explain("layers.2").together == ("layers.4",)
+
+
 def test_an_entry_goes_before_the_roles_of_axes() -> None:
     grid = Grid(2, 1, 2, 1)
     assert placed({}, "head", grid).startswith("m/z")
@@ -344,6 +367,17 @@ def test_a_whole_plan_for_something_else_is_refused(what: str) -> None:
     assert type(refusal.value) is PlanError
     assert refusal.value.asked
     assert refusal.value.given
+
+
+def test_a_whole_plan_holds_for_a_batch_that_its_axes_do_not_divide() -> None:
+    plan = planned({"head#2": "m/x k/y n"})
+    one = Normalize().run(capture(Model(), (torch.ones(1, 8),)))
+    entries = tuple(Entry.of(matmul) for matmul in plan.values())
+    shard = Shard(grid=GRID, cost_model=RingModel(), batch_dims={0: 0}, entries=entries, stored=plan.parameters)
+    again = shard.run(one).plan
+    assert again is not None
+    assert [(p.k, p.n, p.stored) for p in again.values()] == [(p.k, p.n, p.stored) for p in plan.values()]
+    assert str(again["head#2"]) == "m k/y n"
 
 
 def test_a_matmul_that_a_whole_plan_does_not_have_is_searched_and_noted() -> None:

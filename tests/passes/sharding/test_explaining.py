@@ -139,6 +139,17 @@ def test_a_matmul_without_another_placement_has_no_runner_up() -> None:
     assert "runner-up: none" in str(found)
 
 
+def test_a_runner_up_cuts_other_factors_not_another_part_of_the_same_one() -> None:
+    """Rows are a batch and positions: x may cut either, and both are `m/x`."""
+    program = Normalize().run(capture(Stack(4, 4), (torch.ones(16, 8, 4),)))
+    grid = Grid(2, 1, 1, 1)
+    entries = (Entry.read("layers.0", "k n", grid),)
+    plan = Shard(grid=grid, cost_model=RingModel(), batch_dims={0: 0}, entries=entries).run(program).plan
+    assert plan is not None
+    assert str(plan["layers.0"]) == "m/x k n"
+    assert plan.explain("layers.0").runner_up is None
+
+
 def ruled_out(found: Explanation) -> dict[str, str]:
     return {f"{item.axis} on {item.factor}": item.why for item in found.ruled_out}
 
