@@ -35,7 +35,6 @@ class ParallelModule(nn.Module):
     def __init__(self, model: nn.Module, compiler: Compiler, engine: Engine) -> None:
         super().__init__()
         engine.take_over(model)
-        self.__dict__["_wrapped"] = model
         self.__dict__["_parameters"] = model._parameters
         self.__dict__["_buffers"] = model._buffers
         self.__dict__["_modules"] = model._modules
@@ -49,12 +48,23 @@ class ParallelModule(nn.Module):
         self._stages = Stages()
         self._latest: Compiled | None = None
         self._lock = threading.Lock()
+        self.__dict__["_wrapped"] = model  # the last of its own attributes: others are set on the model
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.__dict__["_wrapped"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the model. Programs have its plain values as constants, so they are made again."""
+        if "_wrapped" not in self.__dict__ or name in self.__dict__ or hasattr(type(self), name):
+            super().__setattr__(name, value)
+            return
+        setattr(self._wrapped, name, value)
+        if not isinstance(value, torch.Tensor | nn.Module):  # those are read at each call, or in its key
+            self._compiled.clear()
+            self._made_of.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _bare, (ParallelModule, type(self._wrapped)), self.__getstate__()
@@ -65,8 +75,7 @@ class ParallelModule(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "_lock"} | fresh
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.Lock()
+        super().__setstate__(state | {"_lock": threading.Lock()})  # type: ignore[no-untyped-call]
 
     @property
     def plan(self) -> Plan:

@@ -118,3 +118,16 @@ def test_a_layer_put_in_later_is_run() -> None:
     for other in (nn.Sigmoid(), nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)):
         module[1] = other
         torch.testing.assert_close(module(x), other(hidden))
+
+
+def test_an_attribute_set_later_is_that_of_the_model() -> None:
+    """A flag is a constant of the graph, so setting it afterwards changes nothing.
+
+    After https://github.com/pytorch/pytorch/issues/68190.
+    """
+    x = numbers(4, 8)
+    model = made(Containers)
+    module = axograph.parallelize(made(Containers), grid=X2)
+    for skipped in (1, 0, 2):
+        model.skipped = module.skipped = skipped
+        torch.testing.assert_close(module(x), model(x))
