@@ -22,6 +22,7 @@ from axograph.explanation import duration
 from axograph.grid import Grid
 from axograph.passes.sharding.arguments import is_pick, resolve, tensor_arguments
 from axograph.passes.sharding.constraints import Constraints, UserPlan
+from axograph.passes.sharding.reshard import Step
 from axograph.passes.sharding.rule import Strategy
 from axograph.passes.sharding.search import Search
 from axograph.passes.sharding.shard import Shard
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 KINDS = {
     "refused": "cannot be compiled",
-    "gathered": "without a rule: run on whole inputs",
+    "gathered": "run on whole inputs, or on inputs that are whole along some dims",
     "replicated": "along some axes, all ranks do the same",
     "padded": "cut unevenly: the last parts are padded",
 }
@@ -249,10 +250,15 @@ class _Look:
         assert isinstance(strategy, Strategy)
         name = str(node.target).removesuffix(".default")
         if not rule.known:
-            row = self._row("gathered", f"{name} {_pattern(about.path)}", "")
-            row.add(name, about.path, about.source, self._gather_s(node, strategy))
+            row = self._row("gathered", f"{name} {_pattern(about.path)}", "it has no rule")
+            row.add(name, about.path, about.source, sum(step.cost_s for step in self._steps(node, strategy)))
         if not rule.known or rule.is_view:
             return
+        gathers_s = [step.cost_s for step in self._steps(node, strategy) if step.kind in ("all_gather", "all_to_all")]
+        if rule.whole and gathers_s:
+            whole = " ".join(f"{factor}={rule.sizes[factor]}" for factor in rule.sizes if factor in rule.whole)
+            row = self._row("gathered", f"{name} {_pattern(about.path)}", f"it needs {whole} whole")
+            row.add(name, about.path, about.source, sum(gathers_s))
         cost_s = self.search.states.compute_s(node, rule, strategy)
         idle = tuple(axis for axis in self.grid.cut_axes if strategy.chosen.get(axis) is None)
         if idle:
@@ -269,9 +275,8 @@ class _Look:
         if not placed.is_even(self.grid):
             self._row("padded", _pattern(name), f"stored {placed}").add("parameter", name, "", 0.0)
 
-    def _gather_s(self, node: fx.Node, strategy: Strategy) -> float:
-        """Seconds to bring the inputs of an operator from where they are made."""
-        cost_s = 0.0
+    def _steps(self, node: fx.Node, strategy: Strategy) -> Iterator[Step]:
+        """What brings the inputs of an operator from where they are made."""
         for argument, target in zip(tensor_arguments(node), strategy.inputs, strict=True):
             maker, output = resolve(argument)
             made = facts(maker).strategy
@@ -279,8 +284,7 @@ class _Look:
             tensor = argument.meta["val"]
             assert source is not None
             dtype = DTYPE_NAMES.get(tensor.dtype, "f32")
-            cost_s += self.search.resharder.path(source, target, dtype, tensor.element_size()).cost_s
-        return cost_s
+            yield from self.search.resharder.path(source, target, dtype, tensor.element_size()).steps or ()
 
     def _why(self, node: fx.Node, idle: tuple[str, ...]) -> str:
         """Why axes cut nothing of an operator."""

@@ -67,6 +67,23 @@ def test_an_operator_without_a_rule_is_listed_with_its_line_and_cost() -> None:
     assert str(distance).splitlines()[0] in str(report)
 
 
+class Sorted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).sort(-1).values
+
+
+def test_an_operator_that_needs_a_dim_whole_is_listed_where_that_is_gathered() -> None:
+    report = axograph.check(Sorted(), (torch.ones(3, 64),), (2, 1, 1, 1), plan={"layer": "m k n/x"}, cost_model=Flat())
+    (found,) = [finding for finding in report.of("gathered") if "aten.sort" in finding.what]
+    assert found.detail.endswith("=64 whole")
+    assert found.cost_s >= 3 * 64 * 4
+    assert found.source.startswith("test_check.py:")
+
+
 def test_what_is_repeated_is_listed_by_place_with_its_reason_and_share() -> None:
     report = axograph.check(Layers(), (torch.ones(2, 6),), (1, 2, 1, 1), scheme="axonn")
     found = {finding.where: finding for finding in report.of("replicated")}
