@@ -13,7 +13,7 @@ from axograph.cost_model.simulator import STREAM, Timeline, simulate
 from axograph.grid import Grid
 from axograph.passes.scheduling.axonn import axonn_order
 from axograph.passes.scheduling.exposed import reasons
-from axograph.passes.scheduling.from_the_end import FromTheEnd, communication_before, longest_before
+from axograph.passes.scheduling.lists import ListScheduler, longest_chains_s
 from axograph.passes.scheduling.memory import Lifetimes
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.scheduling.verify import verify
@@ -70,11 +70,11 @@ def _candidates(tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float) -> Iterato
     """The orders to choose from: list scheduling by several priorities, the order given, and AxoNN's."""
     yield tasks.ordered(tasks)
     yield axonn_order(tasks)
-    chain_s, communication_s = longest_before(tasks), communication_before(tasks)
-    scheduler = FromTheEnd(tasks, lifetimes, cap_bytes)
-    yield tasks.ordered(scheduler.order(lambda task: (chain_s[task.number], float(task.number))))
-    yield tasks.ordered(scheduler.order(lambda task: (communication_s[task.number], chain_s[task.number])))
-    yield tasks.ordered(scheduler.order(lambda task: (float(task.number),)))
+    for forward in (False, True):
+        scheduler = ListScheduler(tasks, lifetimes, cap_bytes, forward=forward)
+        for communication in (False, True):
+            chain_s = longest_chains_s(tasks, forward=forward, communication=communication)
+            yield tasks.ordered(scheduler.order(chain_s))
 
 
 def _in_order(nodes: list[fx.Node]) -> fx.Graph:
