@@ -1,12 +1,13 @@
-"""Exact minimisation of a sum of costs over few variables each, by variable elimination and, where needed, branching.
+"""Exact minimisation of a sum of costs over few variables each: variable elimination, and a MILP for what it leaves.
 
 Variables are eliminated one at a time, in the order that keeps the tables smallest; each elimination replaces the
 costs that mention a variable by their minimum over it. Exact, and fast where the graph of costs is tree-like
 (Dechter, "Bucket elimination", 1999). States that cannot be in an optimum are removed first (see `dead_ends`).
 
 A table that would be too large is divided: the variable takes its best state in each part on its own, which gives a
-lower bound (Dechter and Rish, "Mini-buckets", 2003). Then the state of one variable is fixed, in turn to each of its
-states, best bound first, until bound and best assignment meet or the work allowed is used up.
+lower bound (Dechter and Rish, "Mini-buckets", 2003). Then the states that lead beyond the best assignment known are
+removed (`excesses`), and what is left goes to a MILP (`milp`), which runs until it has proven the optimum or its time
+is up.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from axograph.passes.sharding.dead_ends import Alive, alive_states
+from axograph.passes.sharding.milp import PRECISION, solve
 
 Array = npt.NDArray[np.float64]
 Table = tuple[tuple[Hashable, ...], Array]
@@ -30,14 +32,8 @@ Table = tuple[tuple[Hashable, ...], Array]
 LARGEST_TABLE = 20_000_000
 """The most entries of a table that elimination builds: 160 MB."""
 
-MOST_WORK = 4_000_000_000
-"""The entries added up before branching ends with the best that it has: some ten seconds."""
-
-_CALL = 1_500
-"""The entries that could be added up in the time that starting to add takes."""
-
-_START = 2_000_000
-"""The same for removing dead ends and dividing the tables anew."""
+LONGEST_S = 60.0
+"""The seconds after which the MILP ends with the best that it has."""
 
 _EXACT = 1e-9
 """Relative distance of a cost to its bound that is rounding."""
@@ -64,6 +60,19 @@ class Problem:
             known = self.pair.get((first, second))
             self.pair[first, second] = cost if known is None else known + cost
 
+    def add(self, other: Problem, factor: float = 1.0) -> None:
+        """Add all costs of another problem, times a factor."""
+        for name, cost in other.unary.items():
+            self.add_variable(name, factor * cost)
+        for (a, b), cost in other.pair.items():
+            self.add_pair(a, b, factor * cost)
+
+    def restricted(self, alive: Alive) -> Problem:
+        """The problem with only these states; a state is then its place among them."""
+        unary = {name: cost[alive[name]] for name, cost in self.unary.items()}
+        pair = {(a, b): cost[np.ix_(alive[a], alive[b])] for (a, b), cost in self.pair.items()}
+        return Problem(unary, pair)
+
     def cost(self, states: Mapping[Hashable, int]) -> float:
         """The total cost of an assignment."""
         total = sum(float(cost[states[name]]) for name, cost in self.unary.items())
@@ -83,30 +92,51 @@ class Solution:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether nothing is cheaper, but for rounding."""
-        return self.cost <= self.bound * (1 + _EXACT) or self.cost == self.bound
+        """Whether nothing is cheaper, but for what the solvers round."""
+        return self.cost <= self.bound * (1 + PRECISION) or self.cost == self.bound
 
 
-def minimize(problem: Problem, *, largest_table: int = LARGEST_TABLE, most_work: int = MOST_WORK) -> Solution:
-    """The assignment of least total cost, or the best one that the allowed work finds; its cost is infinite if none."""
-    counter = itertools.count()
-    root = _relax(problem, alive_states(problem), largest_table)
-    best, work, width = root, root.work, root.width
-    waiting = [(root.bound, next(counter), root)]
-    while waiting and waiting[0][0] < best.cost * (1 - _EXACT) and (work < most_work or math.isinf(best.cost)):
-        _, _, node = heapq.heappop(waiting)
-        if node.widest is None:
-            continue
-        for state in node.alive[node.widest]:
-            alive = alive_states(problem, {**node.alive, node.widest: np.array([state])}, changed=node.widest)
-            child = _relax(problem, alive, largest_table)
-            work, width = work + child.work, max(width, child.width)
-            if child.cost < best.cost:
-                best = child
-            if child.bound < best.cost * (1 - _EXACT):
-                heapq.heappush(waiting, (max(child.bound, node.bound), next(counter), child))
-    bound = min(best.cost, waiting[0][0]) if waiting else best.cost
-    return Solution(best.states, best.cost, bound, width)
+def minimize(problem: Problem, *, largest_table: int = LARGEST_TABLE, longest_s: float = LONGEST_S) -> Solution:
+    """The assignment of least total cost, or the best one found in the time allowed; its cost is infinite if none."""
+    best = relaxed = _relax(problem, alive_states(problem), largest_table)
+    bound = relaxed.bound
+    while relaxed.divided and _is_above(best.cost, bound) and math.isfinite(best.cost):
+        alive = _without_excess(relaxed, best.cost)
+        if all(len(alive[name]) == len(states) for name, states in relaxed.alive.items()):
+            break
+        relaxed = _relax(problem, alive_states(problem, alive), largest_table)
+        bound = max(bound, relaxed.bound)
+        best = min(best, relaxed, key=lambda one: one.cost)
+    bound = min(best.cost, bound)
+    if not _is_above(best.cost, bound):
+        return Solution(best.states, best.cost, bound, best.width)
+    alive = relaxed.alive
+    found = solve(problem.restricted(alive), cutoff=best.cost, longest_s=longest_s)
+    states, cost = best.states, best.cost
+    if found.states is not None:
+        chosen = {name: int(alive[name][state]) for name, state in found.states.items()}
+        if problem.cost(chosen) < cost:
+            states, cost = chosen, problem.cost(chosen)
+    return Solution(states, cost, min(cost, max(bound, found.bound)), best.width)
+
+
+def excesses(problem: Problem, *, largest_table: int = LARGEST_TABLE) -> tuple[float, dict[Hashable, Array]]:
+    """A lower bound, and for each state by how much at least it grows where the state is chosen (its reduced cost)."""
+    alive = {name: np.arange(len(cost)) for name, cost in problem.unary.items()}
+    relaxed = _relax(problem, alive, largest_table)
+    none = {name: np.zeros(len(cost)) for name, cost in problem.unary.items()}
+    return relaxed.bound, none | relaxed.buckets.excesses()
+
+
+def _is_above(cost: float, bound: float) -> bool:
+    return cost != bound and not cost <= bound * (1 + _EXACT)
+
+
+def _without_excess(relaxed: _Relaxed, cost: float) -> Alive:
+    """The states that may be in an assignment that costs less."""
+    room = cost * (1 + _EXACT) - relaxed.bound
+    excess = relaxed.buckets.excesses()
+    return {name: states[excess[name] <= room] if name in excess else states for name, states in relaxed.alive.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +149,20 @@ class _Relaxed:
     """What these states cost; an upper bound."""
     bound: float
     """A lower bound; equal to the cost where nothing was divided."""
-    widest: Hashable | None
-    """The variable whose state is worth fixing; None where nothing was divided."""
-    work: int
-    width: int
+    buckets: _Buckets
+
+    @property
+    def divided(self) -> bool:
+        return self.buckets.divided
+
+    @property
+    def width(self) -> int:
+        return self.buckets.width
 
 
 def _relax(problem: Problem, alive: Alive, largest: int) -> _Relaxed:
     if any(len(states) == 0 for states in alive.values()):
-        return _Relaxed(alive, dict.fromkeys(alive, 0), math.inf, math.inf, None, 1, 0)
+        return _Relaxed(alive, dict.fromkeys(alive, 0), math.inf, math.inf, _Buckets({}, (), largest))
     settled, tables = _without_settled(problem, alive)
     buckets = _Buckets({name: len(states) for name, states in alive.items()}, tables, largest)
     bound = settled + buckets.eliminate()
@@ -135,10 +170,16 @@ def _relax(problem: Problem, alive: Alive, largest: int) -> _Relaxed:
     if buckets.divided:
         places = _polished(problem, alive, places)
     states = {name: int(alive[name][place]) for name, place in places.items()}
-    widest = None
-    if buckets.divided:
-        widest = max(buckets.divided, key=lambda name: buckets.divided[name] / math.log(len(alive[name])))
-    return _Relaxed(alive, states, problem.cost(states), bound, widest, buckets.work, buckets.width)
+    return _Relaxed(alive, states, problem.cost(states), bound, buckets)
+
+
+class _Bucket(NamedTuple):
+    """The elimination of a variable from some tables."""
+
+    name: Hashable
+    tables: list[Table]
+    least: Table
+    """Their minimum over the variable."""
 
 
 class _Buckets:
@@ -147,9 +188,8 @@ class _Buckets:
     def __init__(self, sizes: Mapping[Hashable, int], tables: Iterable[Table], largest: int) -> None:
         self.sizes = sizes
         self.largest = largest
-        self.divided: Counter[Hashable] = Counter()
-        """How often each variable was in a table that had to be divided."""
-        self.work = _START
+        self.divided = False
+        """Whether a table had to be divided."""
         self.width = 0
         self.numbers = itertools.count()
         self.tables: dict[int, Table] = {}
@@ -158,6 +198,9 @@ class _Buckets:
             self._add(table)
         self.order = {name: place for place, name in enumerate(self.by_variable)}
         self.trail: list[tuple[Hashable, list[Table]]] = []
+        self.buckets: list[_Bucket] = []
+        self.made: set[int] = set()
+        """The identities of the tables that eliminations made."""
 
     def _add(self, table: Table) -> None:
         number = next(self.numbers)
@@ -180,9 +223,11 @@ class _Buckets:
             self.trail.append((name, mentioned))
             around = self._forget(name, mentioned)
             for group in self._divided(name, mentioned):
-                scope, least = self._least(name, group)
+                scope, least = made = self._least(name, group)
+                self.buckets.append(_Bucket(name, group, made))
                 if scope:
-                    self._add((scope, least))
+                    self.made.add(id(least))
+                    self._add(made)
                 else:
                     total += float(least)
             for other in around:
@@ -213,8 +258,7 @@ class _Buckets:
                     break
             else:
                 groups.append((set(table[0]), [table]))
-        if len(groups) > 1:
-            self.divided.update(set().union(*(scope for scope, _ in groups)))
+        self.divided |= len(groups) > 1
         self.width = max([self.width, *(len(scope) for scope, _ in groups)])
         return [group for _, group in groups]
 
@@ -229,7 +273,6 @@ class _Buckets:
             for cost in aligned[1:]:
                 joined = joined + cost[state]
             np.minimum(least, joined, out=least)
-        self.work += (least.size + _CALL) * self.sizes[name] * len(tables)
         return rest, least
 
     def states(self) -> dict[Hashable, int]:
@@ -241,6 +284,52 @@ class _Buckets:
                 costs = costs + cost[tuple(slice(None) if v == name else chosen[v] for v in scope)]
             chosen[name] = int(costs.argmin())
         return chosen
+
+    def excesses(self) -> dict[Hashable, Array]:
+        """For each state, by how much at least the least cost grows where the state is chosen.
+
+        What the rest of the problem costs at least is passed back down, from each table to those it was made of.
+        Where a variable was divided, each of its parts gives a bound, and the best of them counts.
+        """
+        excess: dict[Hashable, Array] = {}
+        above: dict[int, Array] = {}  # for each table made, the least cost of all that it is not made of
+        for bucket in reversed(self.buckets):
+            rest = bucket.least[0]
+            scope = (bucket.name, *rest)
+            tables = [_aligned(table, scope) for table in bucket.tables]
+            tables.append(above.get(id(bucket.least[1]), np.zeros(()))[None, ...])
+            own = np.array([_total(tables, s).min() for s in range(self.sizes[bucket.name])])
+            with np.errstate(invalid="ignore"):  # inf - inf: nothing is possible at all
+                own = own - own.min()
+            known = excess.get(bucket.name)
+            excess[bucket.name] = own if known is None else np.maximum(known, own)
+            for place, (mentioned, table) in enumerate(bucket.tables):
+                if id(table) in self.made:
+                    others = tables[:place] + tables[place + 1 :]
+                    above[id(table)] = self._above(scope, others, mentioned)
+        return excess
+
+    def _above(self, scope: tuple[Hashable, ...], tables: list[Array], kept: tuple[Hashable, ...]) -> Array:
+        """The minimum of the sum of tables over all variables of the scope but those kept."""
+        shape = [self.sizes[v] for v in scope[1:]]
+        gone = tuple(i for i, v in enumerate(scope[1:]) if v not in kept)
+        left = tuple(v for v in scope[1:] if v in kept)
+        found = []
+        for state in range(self.sizes[scope[0]]):
+            found.append(np.broadcast_to(_total(tables, state), shape).min(axis=gone))
+        if scope[0] in kept:
+            left, least = (scope[0], *left), np.stack(found)
+        else:
+            least = np.minimum.reduce(found)
+        return _aligned((left, least), kept)
+
+
+def _total(tables: list[Array], state: int) -> Array:
+    """The sum of tables in one state of their first variable."""
+    total = np.zeros(())
+    for table in tables:
+        total = total + table[state if len(table) > 1 else 0]
+    return total
 
 
 def _aligned(table: Table, scope: tuple[Hashable, ...]) -> Array:

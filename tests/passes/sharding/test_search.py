@@ -16,6 +16,7 @@ from axograph.capture import Program, capture
 from axograph.cost_model import RingModel
 from axograph.grid import Grid
 from axograph.passes.normalize import Normalize
+from axograph.passes.sharding import milp
 from axograph.passes.sharding import search as search_module
 from axograph.passes.sharding.elimination import Problem, Solution, minimize
 from axograph.passes.sharding.repeats import unnumbered
@@ -140,9 +141,10 @@ def test_identical_layers_are_decided_together() -> None:
 
 def test_a_search_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def hurried(problem: Problem) -> Solution:
-        return minimize(problem, largest_table=10, most_work=1)
+        return minimize(problem, largest_table=10)
 
     monkeypatch.setattr(search_module, "minimize", hurried)
+    monkeypatch.setattr(milp, "MOST_PAIRS", 0)
     found = search(program(*MODELS["attention"]), Grid(2, 2, 1, 1)).run()
     assert found.certificate.startswith("within ")
     assert found.certificate.endswith("% of the lower bound")
