@@ -3,12 +3,16 @@
 What backward needs is saved as it is, with two exceptions that are made again: views, which cost nothing, and what
 follows from parameters alone (a gathered weight is gathered again, so that only its shard lives in between), unless the
 cost model holds it for less than its gathering costs. Buffers are saved too: another call may change them in between.
+
+So that little lives in between, what backward makes again is made where it is first used, and a gradient is brought to
+where it is stored as soon as it is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import fx
@@ -41,15 +45,15 @@ class Split:
         behind = [(result, declared) for result, declared in pairs if declared.kind == "gradient"]
         if not behind:
             return _half(program, ahead, (), "Forward")
-        forward = _with_picks(_ancestors(result for result, _ in ahead))
+        forward = with_picks(ancestors(result for result, _ in ahead))
         saved = self._saved(program, forward, [result for result, _ in behind])
         kept = [*ahead, *((node, Output(kind="saved", target=i)) for i, node in enumerate(saved))]
         first = _half(program, kept, (), "Forward")
-        return replace(first, backward=_half(program, behind, saved, "Backward"))
+        return replace(first, backward=_half(program, behind, saved, "Backward", late=forward))
 
     def _saved(self, program: Program, forward: set[fx.Node], gradients: Sequence[fx.Node | None]) -> list[fx.Node]:
         """The values of the forward graph that backward is given, in the order of the graph."""
-        again = _from_parameters(program)
+        again = from_parameters(program)
         declared = zip(program.placeholders(), program.inputs, strict=True)
         buffers = {node for node, about in declared if about.kind == "buffer"}
         found: set[fx.Node] = set()
@@ -65,7 +69,7 @@ class Split:
                     found.add(node)
                 continue
             whole = isinstance(node.meta.get("val"), torch.Tensor)
-            if node in forward and whole and not _is_view(node) and (node not in again or self._kept(node, again)):
+            if node in forward and whole and not is_view(node) and (node not in again or self._kept(node, again)):
                 found.add(node)
             else:
                 waiting += node.all_input_nodes
@@ -75,12 +79,12 @@ class Split:
         """Whether what follows from parameters is cheaper to hold until backward than to communicate again."""
         if self.cost_model is None or self.grid is None:
             return False
-        moved = [facts(part).collective for part in _ancestors([node]) if part in again]
+        moved = [facts(part).collective for part in ancestors([node]) if part in again]
         again_s = sum(self.cost_model.collective_s(part, self.grid) for part in moved if part is not None)
         return again_s > self.cost_model.hold_s(value(node).numel() * value(node).element_size())
 
 
-def _ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) -> set[fx.Node]:
+def ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) -> set[fx.Node]:
     """These nodes and all that they are made from, not looking behind the nodes of `stop`."""
     found: set[fx.Node] = set()
     ends = set(stop)
@@ -94,25 +98,31 @@ def _ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) ->
     return found
 
 
-def _with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
+def with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
     """These nodes, and all that picks one of their outputs: what an operator makes for backward is made forward."""
     return nodes | {user for node in nodes for user in node.users if is_pick(user)}
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """Whether a node moves no data. A reshape moves some where the strides do not allow a view."""
     if node.target is aten.contiguous.default:
         return value(node.all_input_nodes[0]).is_contiguous()
     if node.target is not aten.reshape.default:
         return node.target in _VIEWS
+    source = value(node.all_input_nodes[0])
+    return _has_view(tuple(source.shape), source.stride(), tuple(value(node).shape))
+
+
+@cache
+def _has_view(shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     try:
-        value(node.all_input_nodes[0]).view(node.args[1])  # type: ignore[arg-type]
-    except (RuntimeError, ValueError):
+        torch.empty_strided(shape, strides, device="meta").view(wanted)
+    except RuntimeError:
         return False
     return True
 
 
-def _from_parameters(program: Program) -> set[fx.Node]:
+def from_parameters(program: Program) -> set[fx.Node]:
     """The nodes that follow from parameters and this rank's coordinates alone."""
     declared = dict(zip(program.placeholders(), program.inputs, strict=True))
     alone: set[fx.Node] = set()
@@ -130,10 +140,14 @@ def _from_parameters(program: Program) -> set[fx.Node]:
 
 
 def _half(
-    program: Program, results: list[tuple[fx.Node | None, Output]], saved: Sequence[fx.Node], name: str
+    program: Program,
+    results: list[tuple[fx.Node | None, Output]],
+    saved: Sequence[fx.Node],
+    name: str,
+    late: Collection[fx.Node] = (),
 ) -> Program:
-    """The part of a program that makes these results, given the saved values."""
-    members = _ancestors((node for node, _ in results), saved)
+    """The part of a program that makes these results, given the saved values; `late` nodes where they are used."""
+    members = ancestors((node for node, _ in results), saved)
     ends = set(saved)
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
@@ -146,9 +160,21 @@ def _half(
         made[node] = graph.placeholder(node.name)
         made[node].meta = dict(node.meta)
         inputs.append(Input(kind="saved", target=i))
+    finishing = _finishing(program, members)
+
+    def make(node: fx.Node) -> None:
+        if node in made:
+            return
+        for argument in node.all_input_nodes:
+            make(argument)
+        made[node] = graph.node_copy(node, made.__getitem__)
+        for user in node.users:
+            if user in finishing:
+                make(user)
+
     for node in program.graph.nodes:
-        if node.op == "call_function" and node in members and node not in made:
-            made[node] = graph.node_copy(node, made.__getitem__)
+        if node.op == "call_function" and node in members and node not in late:
+            make(node)
     graph.output(tuple(None if node is None else made[node] for node, _ in results))
     graph.lint()
     return replace(
@@ -157,3 +183,23 @@ def _half(
         inputs=tuple(inputs),
         outputs=tuple(declared for _, declared in results),
     )
+
+
+def _finishing(program: Program, members: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that only bring one value to where it is a result: each has one input, but for coordinates."""
+    declared = dict(zip(program.placeholders(), program.inputs, strict=True))
+    at_hand: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            if declared[node].kind == "coordinate":
+                at_hand.add(node)
+        elif node.op == "call_function" and all(argument in at_hand for argument in node.all_input_nodes):
+            at_hand.add(node)
+    ends = {program.graph.output_node()}
+    found: set[fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        if node.op == "call_function" and node in members and node not in at_hand:
+            used = all(user in found or user in ends for user in node.users if user in members or user in ends)
+            if used and sum(argument not in at_hand for argument in node.all_input_nodes) == 1:
+                found.add(node)
+    return found
