@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ def parallelize(
     sample_inputs: tuple[Any, ...] | Mapping[str, Any] | None = None,
     batch_dims: Mapping[str, int | None] | None = None,
     outputs: Outputs = "auto",
+    memory_bytes: float | None = None,
     pipeline: Pipeline | None = None,
     observers: Sequence[Observer] = (),
 ) -> ParallelModule:
@@ -57,13 +59,15 @@ def parallelize(
         sample_inputs: positional (tuple) or keyword (mapping) inputs to compile for now rather than at the first call.
         batch_dims: the dim that carries the batch, by the name or position of an input; None for an input without one.
         outputs: how outputs that are no scalars are returned.
+        memory_bytes: the most that a rank may hold during a step of training with AdamW; None for the memory of the
+            cost model's machine.
         pipeline: a function from the standard passes to those to run.
         observers: called with each `Stage` as it is made.
 
     Raises:
         GridError: the grid is not four positive integers, or does not have as many ranks as the process group.
         PlanError: the scheme is unknown, or the plan names what the model does not have; and, when compiling, where an
-            entry of the plan divides nothing, or contradicts another one or the scheme.
+            entry of the plan divides nothing, or contradicts another one or the scheme, or no plan fits into memory.
         CaptureError, UnsupportedError, AgreementError: at the first call, or now with `sample_inputs`.
 
     >>> pm = parallelize(nn.Linear(4, 2), grid=(2, 1, 1, 1))
@@ -83,15 +87,17 @@ def parallelize(
     asked = Constraints.of(plan, whole, scheme, model)
     device = _device(model)
     engine = _engine(whole, device)
+    priced = cost_model if cost_model is not None else RingModel()
     compiler = Compiler(
         grid=whole,
-        cost_model=cost_model if cost_model is not None else RingModel(),
+        cost_model=priced,
         scheme=asked.scheme,
         entries=asked.entries,
         stored=dict(asked.stored),
         once=engine.once,
         batch_dims=dict(batch_dims or {}),
         outputs=outputs,
+        memory_bytes=getattr(priced, "memory_bytes", math.inf) if memory_bytes is None else memory_bytes,
         device=device,
         pipeline=pipeline,
         observers=tuple(observers),

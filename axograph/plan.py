@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any
 
+from axograph.cost_model.memory import MemoryEstimate
 from axograph.errors import AxographError, PlanError
 from axograph.explanation import Explanation, duration
 from axograph.grid import AXES, CUT_ORDER, Grid
@@ -113,6 +114,8 @@ class Plan(Mapping[str, MatmulPlacement]):
     """Seconds of a step under the cost model, nothing overlapped."""
     certificate: str
     """"optimal", or what is known of the distance to the optimum."""
+    memory: MemoryEstimate | None = None
+    """The most that one rank holds during a step."""
     notes: tuple[str, ...] = field(default=())
     """What else was decided for the user."""
     explainer: Callable[[str], Explanation] | None = field(default=None, compare=False, repr=False)
@@ -136,6 +139,8 @@ class Plan(Mapping[str, MatmulPlacement]):
         if self.scheme:
             header += f", scheme {self.scheme}"
         header += f": {duration(self.cost_s)} a step before overlap, {self.certificate}"
+        if self.memory:
+            header += f"\n  a rank holds at most {self.memory}"
         width = max((len(path) for path in self.matmuls), default=0)
         lines = [header]
         for path, placed in self.matmuls.items():
@@ -156,6 +161,7 @@ class Plan(Mapping[str, MatmulPlacement]):
                 "scheme": self.scheme or "",
                 "cost_s": self.cost_s,
                 "certificate": self.certificate,
+                "memory": asdict(self.memory) if self.memory else {},
                 "notes": list(self.notes),
                 "matmuls": {path: _matmul_entries(placed) for path, placed in self.matmuls.items()},
                 "parameters": {name: str(placed) for name, placed in self.parameters.items()},
@@ -177,6 +183,7 @@ class Plan(Mapping[str, MatmulPlacement]):
             parameters={name: _placement(parameters, name) for name in parameters.found},
             cost_s=entries.take("cost_s", float),
             certificate=entries.take("certificate", str),
+            memory=_memory(entries.table("memory")),
             notes=entries.texts("notes"),
         )
 
@@ -282,6 +289,12 @@ def _placement(entries: Entries, name: str) -> Placement:
         return Placement.parse(text)
     except AxographError as error:
         raise damaged(entries.where, f"{name} = {text!r}: {error.given}", error.rule) from error
+
+
+def _memory(entries: Entries) -> MemoryEstimate | None:
+    if not entries.found:
+        return None
+    return MemoryEstimate(**{kind.name: entries.take(kind.name, float) for kind in fields(MemoryEstimate)})
 
 
 def _grid(entries: Entries) -> Grid:

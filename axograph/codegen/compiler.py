@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Compiler:
     device: torch.device | None = None
     pipeline: Pipeline | None = None
     observers: tuple[Observer, ...] = ()
+    memory_bytes: float = math.inf
+    """The most that a rank may hold during a step."""
     stored: dict[str, Placement] = field(default_factory=dict)
     """Where earlier programs, or the user's plan, stored the parameters: later ones find them there."""
 
@@ -80,6 +83,7 @@ class Compiler:
             stored=dict(self.stored),
             entries=self.entries,
             once=self.once,
+            memory_bytes=self.memory_bytes,
         )
         localize = Localize(grid=self.grid, cost_model=self.cost_model)
         standard: tuple[Pass, ...] = (

@@ -25,6 +25,11 @@ class BandwidthModel:
     hold_s_per_byte: float | None = None
     """Price of holding a byte of parameters; None for that of `hold.default_hold_s_per_byte`, 0 to make it free."""
 
+    @property
+    def memory_bytes(self) -> float:
+        """What one rank can hold."""
+        return self.machine.memory_bytes
+
     def compute_s(self, work: Compute) -> float:
         """0: the model compares communication."""
         return 0.0

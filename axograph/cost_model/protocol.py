@@ -41,7 +41,10 @@ class Collective:
 
 @runtime_checkable
 class CostModel(Protocol):
-    """Seconds for computing, for communicating, and for holding model state."""
+    """Seconds for computing, for communicating, and for holding model state.
+
+    A model may also have `memory_bytes`: what a rank can hold, the limit of every plan unless another one is given.
+    """
 
     def compute_s(self, work: Compute) -> float:
         """Seconds that a rank needs for this work."""

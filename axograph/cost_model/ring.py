@@ -29,6 +29,11 @@ class RingModel:
     hold_s_per_byte: float | None = None
     """Price of holding a byte of parameters; None for that of `hold.default_hold_s_per_byte`, 0 to make it free."""
 
+    @property
+    def memory_bytes(self) -> float:
+        """What one rank can hold."""
+        return self.machine.memory_bytes
+
     def compute_s(self, work: Compute) -> float:
         """The longer one of computing and moving memory, and the launch of the kernel; 0 for no work."""
         if work.flops == 0 and work.size_bytes == 0:

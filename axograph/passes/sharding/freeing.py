@@ -7,6 +7,7 @@ turn, each time to the exact optimum, and ends when no two of them have a better
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 from axograph.passes.sharding.schemes import Scheme
@@ -26,27 +27,28 @@ def freed(search: Search) -> Assignment:
         return search.run()
     usual = Survey(survey.program, grid, Scheme.named(None), survey.batch_dims, survey.stored, survey.entries)
     model, full_outputs = search.states.model, search.states.full_outputs
-    best = Search(usual, model, full_outputs=full_outputs, resharder=search.resharder).run()
+    best = Search(
+        usual, model, full_outputs=full_outputs, memory_bytes=search.memory_bytes, resharder=search.resharder
+    ).run()
     waiting = list(combinations(free, 2))
     while waiting:
         pair = waiting.pop(0)
         found = _with_free(pair, search, best)
         if found.cost_s < best.cost_s * _LESS:
             best, waiting = found, [other for other in combinations(free, 2) if other != pair]
-    return Assignment(
-        strategies=best.strategies,
-        values=best.values,
-        results=best.results,
-        cost_s=best.cost_s,
-        certificate=f"optimal for every two of the axes {', '.join(free)}, the others kept",
-        roles=roles,
-        rules=best.rules,
-    )
+    certificate = f"optimal for every two of the axes {', '.join(free)}, the others kept"
+    return replace(best, certificate=certificate, roles=roles)
 
 
 def _with_free(pair: tuple[str, ...], search: Search, known: Assignment) -> Assignment:
     """The cheapest assignment in which all axes but two do at each operator what they do in a known one."""
     fixed = tuple(axis for axis in search.survey.grid.cut_axes if axis not in pair)
     kept = Kept(axes=fixed, strategies=known.strategies, values=known.values)
-    model, full_outputs = search.states.model, search.states.full_outputs
-    return Search(search.survey, model, full_outputs=full_outputs, kept=kept, resharder=search.resharder).run()
+    return Search(
+        search.survey,
+        search.model,
+        full_outputs=search.full_outputs,
+        memory_bytes=search.memory_bytes,
+        kept=kept,
+        resharder=search.resharder,
+    ).run()

@@ -9,18 +9,22 @@ compute and of reshards is minimised exactly, by variable elimination.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from torch import fx
 
 from axograph.capture.program import DTYPE_NAMES
+from axograph.cost_model.memory import MemoryEstimate
 from axograph.cost_model.protocol import CostModel
 from axograph.passes.sharding.arguments import Value, resolve, tensor_of
 from axograph.passes.sharding.elimination import Problem, Solution, minimize
+from axograph.passes.sharding.fitting import estimate, within_memory
+from axograph.passes.sharding.memory import Held
 from axograph.passes.sharding.repeats import unnumbered
 from axograph.passes.sharding.reshard import Codes, Resharder
 from axograph.passes.sharding.roles import Roles
@@ -45,6 +49,8 @@ class Assignment:
     """"optimal", or what is known of the distance to the optimum."""
     roles: Roles
     rules: dict[fx.Node, Rule]
+    memory: MemoryEstimate | None = None
+    """What a rank holds."""
 
 
 class Search:
@@ -56,10 +62,15 @@ class Search:
         model: CostModel,
         *,
         full_outputs: bool = False,
+        memory_bytes: float = math.inf,
         kept: Kept | None = None,
         resharder: Resharder | None = None,
     ) -> None:
         self.survey = survey
+        self.model = model
+        self.full_outputs = full_outputs
+        self.memory_bytes = memory_bytes
+        """The most that a rank may hold."""
         self.states = States(survey, model, full_outputs=full_outputs, kept=kept)
         self.resharder = resharder if resharder is not None else Resharder(survey.grid, model)
         self.members: dict[Hashable, Member] = {}
@@ -72,10 +83,20 @@ class Search:
         self._codes: dict[tuple[int, int], Codes] = {}
 
     def run(self) -> Assignment:
-        """Build the problem, solve it, and read the answer."""
-        solution = minimize(self.problem())
+        """Build the problem, solve it, and read the answer; `PlanError` where no answer fits into memory."""
+        problem = self.problem()
+        solution = minimize(problem)
         assert np.isfinite(solution.cost), "every operator can run on whole tensors"
-        return self._read(solution)
+        held = self.held()
+        decided = self.read(solution, held)
+        assert decided.memory is not None
+        if decided.memory.total <= self.memory_bytes:
+            return decided
+        return within_memory(self, problem, held, decided)
+
+    def held(self) -> Held:
+        """What each state holds, once the problem is built."""
+        return Held(self.survey, self.members, self.member_of, self.shared, self.results, self.resharder)
 
     def problem(self) -> Problem:
         """All that is to be decided, with the seconds of each state and of each pair of states."""
@@ -224,7 +245,9 @@ class Search:
             assert len(known) == len(states)
         return known
 
-    def _read(self, solution: Solution) -> Assignment:
+    def read(self, solution: Solution, held: Held | None = None) -> Assignment:
+        """What a solution decides, and what it holds."""
+
         def placed(key: Hashable) -> Placement:
             member = self.members[key]
             found = member.outputs[solution.states[member.variable]][0]
@@ -241,7 +264,7 @@ class Search:
             placed(key) if result is not None else None
             for key, result in zip(self.results, self.survey.results, strict=True)
         )
-        return Assignment(
+        decided = Assignment(
             strategies=strategies,
             values=values,
             results=tuple(ends),
@@ -250,6 +273,7 @@ class Search:
             roles=self.survey.roles,
             rules=self.survey.rules,
         )
+        return decided if held is None else replace(decided, memory=estimate(self, held, solution.states, decided))
 
 
 def certificate(solution: Solution) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,11 +46,16 @@ class Shard:
     """What the user's plan asks of matmuls."""
     once: Once | None = None
     """Searches on one rank, for all; None: this rank searches."""
+    memory_bytes: float = math.inf
+    """The most that a rank may hold during a step."""
     name: str = "shard"
     preserves_numerics: bool = True
 
     def run(self, program: Program) -> Program:
-        """Raises `GridError` where an axis cuts no matmul, `PlanError` where the user's plan cannot be met."""
+        """Raises `GridError` where an axis cuts no matmul.
+
+        Raises `PlanError` where the user's plan cannot be met, and where no plan fits into memory.
+        """
         program = copied(program, "Sharded")
         search = self.search(program)
         search.states.check_pins()
@@ -77,7 +83,7 @@ class Shard:
         """The search that this pass makes for a program."""
         scheme = Scheme.named(self.scheme, self.batch_axes)
         survey = Survey(program, self.grid, scheme, self.batch_dims, self.stored, self.entries)
-        return Search(survey, self.cost_model, full_outputs=self.full_outputs)
+        return Search(survey, self.cost_model, full_outputs=self.full_outputs, memory_bytes=self.memory_bytes)
 
 
 def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Plan:
@@ -111,6 +117,7 @@ def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Pla
         parameters=parameters,
         cost_s=decided.cost_s,
         certificate=decided.certificate,
+        memory=decided.memory,
         notes=notes,
     )
 
