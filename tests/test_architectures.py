@@ -13,7 +13,7 @@ from transformers.integrations import moe
 
 import axograph
 from axograph.codegen import compiler
-from tests.architectures import ARCHITECTURES, Architecture
+from tests.architectures import ARCHITECTURES, Architecture, tokens
 from tests.test_equality import assert_equal_training
 from tests.zoo import double_everywhere
 
@@ -53,3 +53,11 @@ def test_an_architecture_equals_the_unmodified_one(architecture: Architecture) -
             original = copy.deepcopy(model)
             module = axograph.parallelize(model, grid=grid)
             assert_equal_training(module, original, inputs, torch.optim.AdamW, lr=1e-2, eps=1e-4)
+
+
+def test_experts_in_a_loop_over_those_chosen_are_refused_with_their_line() -> None:
+    """The default implementation of transformers is grouped; "eager" branches on the contents of a tensor."""
+    model = next(a for a in ARCHITECTURES if a.name == "mixtral").model()
+    model.config._experts_implementation = "eager"
+    with pytest.raises(axograph.CaptureError, match=r"(?s)given .*for expert_idx in expert_hit.*rule .*try "):
+        axograph.parallelize(model, (2, 1, 1, 1), sample_inputs=tokens())
