@@ -137,7 +137,7 @@ def _reason(survey: Survey, node: fx.Node, strategy: Strategy) -> str:
     reasons = list(survey.pins[node].asked) if node in survey.pins else []
     scheme = survey.scheme
     if scheme.name and not scheme.allows(strategy, survey.roles.feature_factors(node, survey.options[node]), grid):
-        reasons.append(f"no {scheme.name} layout divides {dims} evenly")
+        reasons.append(f"no {scheme.name} layout divides {dims}")
     busy = {axis for axes in strategy.cuts.values() for axis in axes}
     for axis in grid.cut_axes:
         if axis in busy:

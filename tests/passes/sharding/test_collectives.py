@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from axograph.capture import Facts, facts
 from axograph.grid import Grid
 from axograph.passes.sharding.collectives import LocalEmitter
+from axograph.placement import SubDim
 from axograph.torch_private import collective_op, fake_tensor_mode, is_fake
 
 aten = torch.ops.aten
@@ -47,14 +50,28 @@ def test_equal_calls_are_worked_out_once_and_factories_make_fake_tensors() -> No
     assert is_fake(emit.call(aten.full.default, [2, 2], 1.0).meta["val"])
 
 
-def test_a_position_along_several_axes_has_the_first_outermost() -> None:
-    emit, _ = emitter(Grid(2, 1, 1, 4), 1)
-    emit.graph.output((emit.coordinate(("data", "x")),))
+def test_the_first_position_of_a_part_has_the_first_axis_outermost() -> None:
+    assert _evaluated(Grid(2, 1, 1, 4), lambda emit: emit.first(SubDim(16, ("data", "x")))) == [3 * 4 + 1 * 2]
+
+
+def test_positions_in_padding_are_found_at_every_level() -> None:
+    """Of 6 over data=2 and x=2, the second part of each half is one long and padded to two."""
+    grid = Grid(2, 1, 1, 2)
+
+    def beyond(emit: LocalEmitter) -> torch.fx.Node | None:
+        positions = emit.call(aten.arange.start_step, 0, 2, 1, dtype=torch.int64)
+        return emit.beyond(positions, SubDim(6, ("data", "x")))
+
+    assert _evaluated(grid, beyond, data=0, x=1) == [False, True]
+    assert _evaluated(grid, beyond, data=1, x=0) == [False, False]
+    assert _evaluated(grid, beyond, data=1, x=1) == [False, True]
+
+
+def _evaluated(grid: Grid, emitted: Any, data: int = 3, x: int = 1) -> Any:
+    emit, _ = emitter(grid, 1)
+    emit.graph.output((emitted(emit),))
     module = torch.fx.GraphModule(torch.nn.Module(), emit.graph)
-    positions = {
-        "coordinate_data": torch.tensor(3),
-        "coordinate_x": torch.tensor(1),
-    }
+    positions = {"coordinate_data": torch.tensor(data), "coordinate_x": torch.tensor(x)}
     names = [node.name for node in emit.graph.nodes if node.op == "placeholder"]
-    (position,) = module(*(positions.get(name, torch.zeros(1)) for name in names))
-    assert position == 3 * 2 + 1
+    (found,) = module(*(positions.get(name, torch.zeros(1)) for name in names))
+    return found.reshape(-1).tolist()

@@ -45,17 +45,27 @@ def test_z_and_data_take_the_batch_and_under_fsdp_every_axis() -> None:
     assert survey(Grid(2, 2, 2, 2), "fsdp", rows=16).roles.batch_axes == ("data", "x", "y", "z")
 
 
-def test_an_axis_that_does_not_divide_the_batch_is_free_and_noted() -> None:
-    roles = survey(Grid(1, 1, 2, 2), rows=2).roles
-    assert roles.batch_axes == ("data",)
-    assert roles.notes == (
-        "z=2 does not divide the batch of 2 already cut by data; it cuts other dims where that is cheapest",
+def test_an_axis_that_does_not_divide_the_batch_cuts_other_rows_and_is_noted() -> None:
+    found = survey(Grid(1, 1, 2, 2), rows=2)
+    assert found.roles.batch_axes == ("data",)
+    assert found.roles.row_axes == ("z",)
+    assert found.roles.notes == (
+        "z=2 does not divide the batch of 2 already cut by data; it cuts other rows, or the batch unevenly",
     )
+    product = next(node for node in found.nodes if node in found.roles.weighted)
+    rows = {unit.factor for unit in found.options[product].units if found.roles.is_row(product, unit)}
+    assert rows == {"m"}
+
+
+def test_an_axis_for_which_there_are_not_enough_rows_is_free() -> None:
+    roles = survey(Grid(1, 1, 1, 64), rows=2).roles
+    assert (roles.batch_axes, roles.row_axes) == ((), ())
+    assert roles.notes == ("data=64 does not divide the batch of 2; it cuts other dims where that is cheapest",)
 
 
 def test_without_a_batch_no_axis_takes_it() -> None:
     roles = survey(Grid(1, 1, 1, 2), batch_dim=None).roles
     assert roles.batch_axes == ()
     assert roles.notes == (
-        "data=2 does not divide an input without a batch dim; it cuts other dims where that is cheapest",
+        "data=2 does not divide an input without a batch dim; it cuts other rows, or the batch unevenly",
     )

@@ -69,12 +69,12 @@ def test_the_plan_names_matmuls_and_weights() -> None:
 
 def test_what_the_batch_does_not_divide_is_noted() -> None:
     plan = plan_of(Grid(1, 1, 3, 1), rows=4, features=9, hidden=6)
-    assert plan.notes == ("z=3 does not divide the batch of 4; it cuts other dims where that is cheapest",)
+    assert plan.notes == ("z=3 does not divide the batch of 4; it cuts other rows, or the batch unevenly",)
 
 
 def test_a_scheme_that_does_not_divide_says_so() -> None:
-    plan = plan_of(Grid(3, 2, 1, 1), "axonn", rows=6, features=8, hidden=16)
-    assert "no axonn layout divides m=6, k=8, n=16 evenly" in plan["up"].reason
+    plan = plan_of(Grid(9, 9, 1, 1), "axonn", rows=6, features=8, hidden=162)
+    assert "no axonn layout divides m=6, k=8, n=162" in plan["up"].reason
     assert "no axonn layout" in str(plan)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from axograph.grid import Grid
 from axograph.passes.sharding.rule import Rule, Strategy, parse_rule
-from axograph.passes.sharding.strategies import Choice, Cut, Options, Pass, place
+from axograph.passes.sharding.strategies import Choice, Cut, Options, Pass, may_pad, place
 
 MM = parse_rule("m k, k n -> m n", [(8, 4), (4, 8)])
 
@@ -39,10 +39,23 @@ def test_placements_follow_from_what_each_axis_cuts(chosen: dict[str, str], expe
     assert _text(options.strategy(choices, Grid(2, 2, 2, 2))) == expected
 
 
-def test_a_cut_that_is_not_even_is_no_strategy() -> None:
+def test_a_cut_may_be_uneven_where_most_of_it_is_work() -> None:
     options = _matmul()
-    assert options.strategy({"x": _cut(options, "k")}, Grid(3, 1, 1, 1)) is None
+    assert _text(options.strategy({"x": _cut(options, "k")}, Grid(3, 1, 1, 1))) == (
+        "[8, 4/x], [4/x, 8] -> [8, 8] partial(x)"
+    )
     assert options.strategy({"x": _cut(options, "k"), "y": _cut(options, "k")}, Grid(4, 2, 1, 1)) is None
+    assert may_pad(5, 4)
+    assert may_pad(50257, 8)
+    assert not may_pad(9, 8)
+    assert not may_pad(3, 4)
+
+
+def test_a_factor_with_statistics_is_cut_evenly_only() -> None:
+    rule = parse_rule("a b -> a b", [(4, 4)], statistics={"b": 1})
+    options = Options(rule, (((4,), (4,)),), (((4,), (4,)),))
+    assert options.strategy({"x": _cut(options, "a")}, Grid(3, 1, 1, 1)) is not None
+    assert options.strategy({"x": _cut(options, "b")}, Grid(3, 1, 1, 1)) is None
 
 
 def test_partial_sums_are_passed_on() -> None:
