@@ -127,7 +127,12 @@ class _Sorted:
             raise _CannotTellError
         rule = rule_of(node)
         factor = self._rows_of(node, rule)
-        if factor in rule.whole or factor in rule.leading or factor in rule.statistics:
+        if (
+            factor in rule.whole
+            or factor in rule.leading
+            or factor in rule.statistics
+            or not _is_same_for_all(node, rule)
+        ):
             raise _CannotTellError
         for i, term in enumerate(rule.outputs):
             for dim, factors in enumerate(term or ()):
@@ -255,6 +260,11 @@ class _Sorted:
         return emit.call(torch.ops.axograph.expert_outer.default, x, y, self.emitted, experts)
 
 
+def _is_same_for_all(node: fx.Node, rule: Rule) -> bool:
+    """Whether parts of a free factor are worked on alike: what is emitted otherwise may ask where a part lies."""
+    return rule.lower is None or rule.is_view or bool(rule.statistics) or node.target in _LOWERED_TO_SHAPES
+
+
 def _turned(emit: Emitter, x: fx.Node) -> fx.Node:
     """The last two dims the other way round."""
     rank = value(x).dim()
@@ -299,6 +309,8 @@ def _counts_up(node: fx.Node, count: int) -> bool:
     return node.target in known and node.args[:2] == known[node.target]
 
 
+_LOWERED_TO_SHAPES = {aten.slice_backward.default, aten.slice_scatter.default, aten.select_backward.default}
+"""Operators that are emitted otherwise only because they are told a local shape."""
 _SPECIAL: dict[str, Callable[[_Sorted, fx.Node], bool]] = {
     "aten.floor_divide.default": _Sorted._divide,
     "aten.index.Tensor": _Sorted._index,
