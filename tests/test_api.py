@@ -168,7 +168,7 @@ def test_the_default_cost_model_is_that_of_rings() -> None:
 def test_sample_inputs_compile_at_once(inputs: Any) -> None:
     module = axograph.parallelize(MLP(), ONE, sample_inputs=inputs)
     assert list(module.plan) == ["up", "down"]
-    assert len(module.stages) == 8
+    assert len(module.stages) == 9
     assert module.calls.item() == 0, "nothing is run"
 
 

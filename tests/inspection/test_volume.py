@@ -11,6 +11,7 @@ from torch import nn
 
 import axograph
 from axograph.capture import capture
+from axograph.cost_model import RingModel
 from axograph.cost_model.lower_bounds import forward_words, training_words
 from axograph.errors import AxographError
 from axograph.inspection import Volume, volume
@@ -43,8 +44,12 @@ class Stack(nn.Module):
 
 
 def counted(depth: int, grid: tuple[int, int, int, int], scheme: str, dtype: torch.dtype = torch.float32) -> Volume:
+    """What a stack moves where memory is dear: weights so small are held until backward otherwise."""
     x = torch.ones(ROWS, FEATURES, dtype=dtype)
-    return volume(axograph.parallelize(Stack(depth).to(dtype), grid, scheme=scheme, sample_inputs=(x,)))
+    model = RingModel(hold_s_per_byte=1.0)
+    return volume(
+        axograph.parallelize(Stack(depth).to(dtype), grid, scheme=scheme, cost_model=model, sample_inputs=(x,))
+    )
 
 
 def test_megatron_adds_up_twice_for_each_pair() -> None:
