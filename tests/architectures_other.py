@@ -64,7 +64,7 @@ _CLIP_TOWER = HEADS | {"num_hidden_layers": 1, "projection_dim": 16, "attention_
 ARCHITECTURES = (
     Architecture(
         "roberta",
-        _model("RobertaForMaskedLM", "RobertaConfig", **HEADS | NO_DROPOUT | TEXT, num_hidden_layers=2,
+        _model("RobertaForMaskedLM", "RobertaConfig", **HEADS | NO_DROPOUT | TEXT, num_hidden_layers=1,
                max_position_embeddings=16, type_vocab_size=1),
         _padded_tokens,
     ),
@@ -77,7 +77,7 @@ ARCHITECTURES = (
     ),
     Architecture(
         "vit",
-        _model("ViTForImageClassification", "ViTConfig", **HEADS | NO_DROPOUT, num_hidden_layers=2, image_size=8,
+        _model("ViTForImageClassification", "ViTConfig", **HEADS | NO_DROPOUT, num_hidden_layers=1, image_size=8,
                patch_size=4, num_labels=8),
         _image,
     ),
@@ -92,7 +92,6 @@ ARCHITECTURES = (
         _model("ResNetForImageClassification", "ResNetConfig", embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1],
                num_labels=8),
         lambda: _image(16),
-        single_axes=True,
     ),
     Architecture(
         "clip",
