@@ -8,7 +8,7 @@ SOURCES := axograph tests examples benchmarks
 .PHONY: test lint demo venv clean
 
 test: lint
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n 2 --dist loadfile
 
 lint: venv
 	.venv/bin/python -m ruff format --check $(SOURCES)
