@@ -1,7 +1,7 @@
 """A program of one rank played against a clock: one stream that computes, and a channel for each kind of link.
 
-A collective begins once it is issued and those issued before it on its channel have ended; the stream goes on meanwhile,
-until it waits for the result. Pure numbers.
+A collective begins once it is issued and those issued before it on its channel have ended; the stream goes on
+meanwhile, until it waits for the result. Pure numbers.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ Singh et al., SC24 (arXiv 2502.08145), section "Overlapping communication with c
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import fx
 
@@ -38,7 +40,7 @@ class _Replay:
         self.overlapped = {task.number for task in tasks if self._rule(task) in rules}
         gathers = [task for task in tasks if self._rule(task) == "oag" and task.users]
         gathers.sort(key=lambda task: min(task.users))
-        self.next_gather = {a.number: b for a, b in zip(gathers, gathers[1:], strict=False)} if "oag" in rules else {}
+        self.next_gather = {a.number: b for a, b in pairwise(gathers)} if "oag" in rules else {}
 
     def _rule(self, task: Task) -> str | None:
         moved = facts(task.node).collective

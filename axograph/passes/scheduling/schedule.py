@@ -13,7 +13,7 @@ from axograph.cost_model.simulator import STREAM, Timeline, simulate
 from axograph.grid import Grid
 from axograph.passes.scheduling.axonn import axonn_order
 from axograph.passes.scheduling.exposed import reasons
-from axograph.passes.scheduling.lists import ListScheduler, longest_chains_s
+from axograph.passes.scheduling.lists import Lists
 from axograph.passes.scheduling.memory import Lifetimes
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.scheduling.verify import verify
@@ -21,6 +21,9 @@ from axograph.torch_private import graph_module
 
 SLACK = 1.1
 """How much more memory than the program as given an order may take where no cap is stated."""
+
+ROUNDS = 5
+"""How often each start of list scheduling is improved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +73,8 @@ def _candidates(tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float) -> Iterato
     """The orders to choose from: list scheduling by several priorities, the order given, and AxoNN's."""
     yield tasks.ordered(tasks)
     yield axonn_order(tasks)
-    for forward in (False, True):
-        scheduler = ListScheduler(tasks, lifetimes, cap_bytes, forward=forward)
-        for communication in (False, True):
-            chain_s = longest_chains_s(tasks, forward=forward, communication=communication)
-            yield tasks.ordered(scheduler.order(chain_s))
+    for order in Lists(tasks, lifetimes, cap_bytes).orders(ROUNDS):
+        yield tasks.ordered(order)
 
 
 def _in_order(nodes: list[fx.Node]) -> fx.Graph:
