@@ -216,22 +216,34 @@ class Held:
         operators, tensors = self.survey.remade()
         for value in tensors:
             dtype = DTYPE_NAMES.get(tensor_of(value).dtype, "f32")
-            ahead = self._ahead(value)
+            ahead, size = self._ahead(value), _element_bytes(value)
+            if value in self.shared and value[0] in self.member_of:
+                made = self.member_of[value[0]]
+                self.apart[_Apart(made, value[1], self.shared[value], 0, size, None, dtype)] += 1
             for node, at in self.survey.users[value]:
                 if at >= 0 and (node in operators or node not in self.forward):
                     takers = None if node in self.forward else ahead
-                    two = _Apart(*self._home(value), self.member_of[node], at, _element_bytes(value), takers, dtype)
+                    two = _Apart(*self._home(value), self.member_of[node], at, size, takers, dtype)
                     self.apart[two] += 1
         for node in self.survey.placeholders:
             if node not in self.again:
                 self._below((node, 0))
         for node in self.survey.nodes:
+            self._positions(node)
             if self.is_kept(node) and not is_view(node):
                 for index, tensor in enumerate(output_tensors(node)):
                     if tensor is not None and self.is_needed((node, index)):
                         anchor = self._anchor((node, index))
                         self._hold("saved", anchor)
                         self._below(anchor)
+
+    def _positions(self, node: fx.Node) -> None:
+        """A lookup over a cut dim keeps the positions it looks up, moved and masked, and the mask."""
+        if node in self.forward and self.survey.rules[node].lower is not None:
+            for at, tensor in enumerate(argument.meta["val"] for argument in tensor_arguments(node)):
+                if not (tensor.is_floating_point() or tensor.is_complex()):
+                    key = _Alone("saved", self.member_of[node], False, at, tensor.element_size() + 1)
+                    self.alone[key] += 1
 
     def is_kept(self, node: fx.Node) -> bool:
         """Whether what an operator makes is saved where backward needs it."""
