@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from axograph.errors import PlacementError
 from axograph.grid import AXES, Grid
@@ -72,6 +73,18 @@ class Placement:
     partial: tuple[tuple[str, str], ...] = ()
     """Pending reductions as (axis, "sum" | "max"), in the order of `AXES`."""
     dtype: str | None = None
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Worked out once: placements are the keys of everything."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.dims, self.partial, self.dtype)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the hash: another process has others."""
+        return Placement, (self.dims, self.partial, self.dtype)
 
     @classmethod
     def whole(cls, shape: Iterable[int], dtype: str | None = None) -> Placement:

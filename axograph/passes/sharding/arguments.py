@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,14 +16,18 @@ Value = tuple[fx.Node, int]
 def tensor_arguments(node: fx.Node) -> list[fx.Node]:
     """The nodes of all tensor arguments, in order, repeated where an argument is."""
     found: list[fx.Node] = []
-
-    def visit(argument: fx.Node) -> fx.Node:
-        if isinstance(argument.meta.get("val"), torch.Tensor):
-            found.append(argument)
-        return argument
-
-    fx.map_arg((node.args, node.kwargs), visit)
+    _collect(node.args, found)
+    _collect(node.kwargs.values(), found)
     return found
+
+
+def _collect(arguments: Iterable[Any], found: list[fx.Node]) -> None:
+    for given in arguments:
+        if isinstance(given, fx.Node):
+            if isinstance(given.meta.get("val"), torch.Tensor):
+                found.append(given)
+        elif isinstance(given, list | tuple):
+            _collect(given, found)
 
 
 def argument(node: fx.Node, name: str) -> Any:
