@@ -35,6 +35,7 @@ class _Replay:
         self.tasks = tasks
         self.rules = rules
         self.order: list[Task] = []
+        self.begun: set[int] = set()
         self.done: set[int] = set()
         self.blocking: set[int] = set()
         self.overlapped = {task.number for task in tasks if self._rule(task) in rules}
@@ -47,7 +48,7 @@ class _Replay:
         if moved is None:
             return None
         if moved.kind == "all_gather":
-            return None if task.needs else "oag"
+            return "oag" if task.number in self.tasks.of_weights else None
         return {"all_reduce": "oar", "reduce_scatter": "ors"}.get(moved.kind)
 
     def run(self) -> list[fx.Node]:
@@ -60,8 +61,9 @@ class _Replay:
 
     def _compute(self, task: Task) -> None:
         """A task that computes, after the collectives that it needs."""
-        if task.number in self.done:
+        if task.number in self.begun:
             return
+        self.begun.add(task.number)
         for number in task.needs:
             needed = self.tasks[number]
             if needed.track != STREAM and number not in self.done:
@@ -76,8 +78,9 @@ class _Replay:
 
     def _issue(self, task: Task) -> None:
         """A collective and, before it, the computing and communicating that it needs."""
-        if task.number in self.done:
+        if task.number in self.begun:
             return
+        self.begun.add(task.number)
         for number in task.needs:
             needed = self.tasks[number]
             (self._compute if needed.track == STREAM else self._issue)(needed)
@@ -90,6 +93,7 @@ class _Replay:
             return
         self.order.append(task)
         self.done.add(task.number)
+        self.begun.add(task.number)
         for number in task.users:  # all-reduces and reduce-scatters start when their input is there
             user = self.tasks[number]
             if number in self.overlapped and self._rule(user) != "oag" and all(n in self.done for n in user.needs):

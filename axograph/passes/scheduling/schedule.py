@@ -45,7 +45,7 @@ class Schedule:
         return done if done.backward is None else replace(done, backward=self._half(done.backward))
 
     def _half(self, program: Program) -> Program:
-        tasks = Tasks(program.graph, self.grid, self.cost_model)
+        tasks = Tasks(program, self.grid, self.cost_model)
         lifetimes = Lifetimes(tasks)
         given = lifetimes.peak(list(program.graph.nodes))
         cap_bytes = SLACK * given if self.memory_bytes is None else max(self.memory_bytes, given)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from axograph.capture.program import DTYPE_NAMES, facts
+from axograph.capture.program import DTYPE_NAMES, Program, facts
 from axograph.cost_model.protocol import Compute, CostModel
 from axograph.cost_model.simulator import STREAM, Step
 from axograph.grid import Grid
@@ -50,23 +50,31 @@ class Task:
 
 
 class Tasks(Sequence[Task]):
-    """The tasks of a graph, with what they cost under a model."""
+    """The tasks of one half of a program, with what they cost under a model."""
 
-    def __init__(self, graph: fx.Graph, grid: Grid, model: CostModel) -> None:
-        self.graph = graph
+    def __init__(self, program: Program, grid: Grid, model: CostModel) -> None:
+        self.graph = program.graph
         self.grid = grid
         self.model = model
         self._rules = RuleBook()
         self._found: list[Task] = []
         self.of: dict[fx.Node, Task] = {}
+        self.of_weights: set[int] = set()
+        """The tasks that follow from parameters alone, whatever the batch is: gathers of weights among them."""
+        inputs = zip(program.placeholders(), program.inputs, strict=True)
+        weights = {node for node, declared in inputs if declared.kind in ("parameter", "coordinate")}
         behind: dict[fx.Node, frozenset[int]] = {}
-        for node in graph.nodes:
+        for node in self.graph.nodes:
             needs = frozenset[int]().union(*(behind[a] for a in node.all_input_nodes))
+            if node.op == "call_function" and node.all_input_nodes and weights.issuperset(node.all_input_nodes):
+                weights.add(node)
             time_s, track = self._price(node)
             if time_s > 0:
                 task = Task(len(self._found), node, track, time_s, tuple(sorted(needs)))
                 self._found.append(task)
                 self.of[node] = task
+                if node in weights:
+                    self.of_weights.add(task.number)
                 for needed in task.needs:
                     self._found[needed].users.append(task.number)
                 behind[node] = frozenset({task.number})
