@@ -14,6 +14,7 @@ SUBCLASSES = [
     errors.InputError,
     errors.PlacementError,
     errors.PlanError,
+    errors.ScheduleError,
     errors.UnsupportedError,
 ]
 

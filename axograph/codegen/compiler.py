@@ -21,6 +21,7 @@ from axograph.passes.group_heads import GroupHeads
 from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
 from axograph.passes.recognize_causal import RecognizeCausal
+from axograph.passes.scheduling.schedule import Schedule
 from axograph.passes.sharding.constraints import Entry
 from axograph.passes.sharding.decision import Once
 from axograph.passes.sharding.shard import Shard
@@ -95,6 +96,7 @@ class Compiler:
             localize,
             Simplify(),
             Split(grid=self.grid, cost_model=self.cost_model),
+            Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),
         )
         return self.pipeline(standard) if self.pipeline is not None else standard
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from axograph.codegen.compiled import Compiled
 from axograph.codegen.compiler import Compiler
 from axograph.codegen.special_methods import with_special_methods
 from axograph.errors import AxographError
+from axograph.passes.scheduling.report import Report, report
 from axograph.pipeline import Stages
 from axograph.plan import Plan
 from axograph.runtime.engine import Engine
@@ -81,19 +83,23 @@ class ParallelModule(nn.Module):
     def plan(self) -> Plan:
         """What the sharding pass decided for the latest call."""
         if self._latest is None or self._latest.program.plan is None:
-            raise AxographError(
-                "there is no plan yet",
-                asked="pm.plan",
-                given="a module that has compiled nothing so far",
-                rule="the plan is made at the first call, or from sample_inputs",
-                remedy="call the module once, or pass sample_inputs= to parallelize",
-            )
+            raise _nothing_compiled("pm.plan")
         return self._latest.program.plan
 
     @property
     def stages(self) -> Stages:
         """The program after each pass of the latest compilation, by the pass's name; kept when a pass fails."""
         return self._stages
+
+    def report(self) -> Report:
+        """What a step of the latest call takes under the cost model, and why which communication stays exposed."""
+        assert self.plan is not None
+        assert self._latest is not None
+        return report(self._latest.program, self._compiler.grid, self._compiler.cost_model)
+
+    def timeline(self, path: str | os.PathLike[str]) -> None:
+        """Write the simulated step as a Chrome trace: a track for computing and one for each channel, in each half."""
+        self.report().write_trace(path)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own output, for the model's own inputs."""
@@ -159,6 +165,16 @@ class ParallelModule(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state of this module, or of the original model (full tensors, the same on every rank)."""
         return self._wrapped.load_state_dict(self._engine.loadable(self._wrapped, state_dict), strict, assign)
+
+
+def _nothing_compiled(asked: str) -> AxographError:
+    return AxographError(
+        "there is no plan yet",
+        asked=asked,
+        given="a module that has compiled nothing so far",
+        rule="the plan is made at the first call, or from sample_inputs",
+        remedy="call the module once, or pass sample_inputs= to parallelize",
+    )
 
 
 def _bare(base: type[ParallelModule], kind: type[nn.Module]) -> ParallelModule:

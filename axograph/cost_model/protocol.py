@@ -1,6 +1,8 @@
 """What a cost model answers, and the questions it is asked. Pure numbers: nothing here imports torch.
 
 A user's own model is any object with the three methods of `CostModel`; pass it as `parallelize(..., cost_model=...)`.
+It may also have `channel(collective, grid) -> str`, which names the links that a collective takes: those on different
+channels run at the same time. Without it all share one.
 """
 
 from __future__ import annotations

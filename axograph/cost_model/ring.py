@@ -53,6 +53,11 @@ class RingModel:
         share_s = collective.size_bytes / way.ranks / bandwidth_bytes_per_s(self.machine, way, collective.kind)
         return steps(collective.kind, way.ranks) * (step_latency_s(self.machine, way) + share_s)
 
+    def channel(self, collective: Collective, grid: Grid) -> str:
+        """The links that a collective takes: "node" within nodes, "network" between them."""
+        way = route(grid, collective.axes, self.machine.ranks_per_node)
+        return "node" if way.inside_node else "network"
+
     def hold_s(self, size_bytes: float) -> float:
         """The price of holding parameters; gradients and optimizer state follow them and are part of it."""
         price = self.hold_s_per_byte

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from axograph.cost_model.simulator import STREAM, Timeline
+from axograph.cost_model.simulator import Interval, Timeline
+from axograph.passes.scheduling.lists import longest_chains_s
 from axograph.passes.scheduling.tasks import Tasks
 
 
@@ -20,7 +21,7 @@ class Exposed:
     why: str
 
     def __str__(self) -> str:
-        return f"exposed {self.time_s * 1e6:.1f} us: {self.why}"
+        return f"exposed {_us(self.time_s)}: {self.why}"
 
 
 def reasons(tasks: Tasks, nodes: Sequence[fx.Node], timeline: Timeline) -> dict[str, Exposed]:
@@ -28,41 +29,46 @@ def reasons(tasks: Tasks, nodes: Sequence[fx.Node], timeline: Timeline) -> dict[
     waited_s: dict[int, float] = {}
     for wait in timeline.waits:
         waited_s[wait.start] = waited_s.get(wait.start, 0.0) + wait.end_s - wait.begin_s
-    found = {}
     began_s = {interval.step: interval.begin_s for interval in timeline.intervals}
     ended_s = {interval.step: interval.end_s for interval in timeline.intervals}
     position = {node: i for i, node in enumerate(nodes)}
+    before_s, after_s = (longest_chains_s(tasks, forward=forward) for forward in (False, True))
+    queues: dict[str, list[Interval]] = {}
+    place: dict[int, int] = {}
+    for interval in timeline.intervals:
+        queue = queues.setdefault(interval.track, [])
+        place[interval.step] = len(queue)
+        queue.append(interval)
+    found = {}
     for start, time_s in waited_s.items():
         task = tasks.of[nodes[start]]
         ready_s = max((ended_s[position[tasks[n].node]] for n in task.needs), default=0.0)
-        beside_s = _independent_s(tasks, task.number)
-        queue = [
-            interval
-            for interval in timeline.intervals
-            if interval.track == task.track and interval.step != start
-            and ready_s < interval.end_s <= began_s[start] + 1e-12
-        ]  # fmt: skip
+        chain_s = before_s[task.number] + after_s[task.number] - task.time_s
+        queue = _just_before(queues[task.track], place[start], ready_s)
         queued_s = sum(interval.end_s - max(interval.begin_s, ready_s) for interval in queue)
-        if queued_s > 0.5 * time_s:
-            why = f"the channel {task.track!r} was busy for {queued_s * 1e6:.1f} us, last with {queue[-1].name}"
-        elif beside_s < task.time_s:
-            why = f"only {beside_s * 1e6:.1f} us of computing depend neither on it nor it on them"
+        if chain_s > _NEARLY * timeline.time_s:
+            why = f"the longest chain of the program, {_us(chain_s)}, leads through it"
+        elif queued_s > 0.5 * time_s:
+            why = f"its channel {task.track!r} was busy for {_us(queued_s)}, last with {queue[-1].name}"
+        elif began_s[start] > ready_s + time_s:
+            why = "it starts late, so that its result is held for less time"
         else:
-            why = "what could run beside it hides other communication, or would hold too much memory"
+            why = "what could run beside it hides other communication"
         found[nodes[start].name] = Exposed(time_s=time_s, why=why)
     return found
 
 
-def _independent_s(tasks: Tasks, number: int) -> float:
-    """Seconds of computing that neither leads to a task nor follows from it."""
-    related = {number}
-    for edges in ("needs", "users"):
-        waiting = [number]
-        seen = {number}
-        while waiting:
-            for other in getattr(tasks[waiting.pop()], edges):
-                if other not in seen:
-                    seen.add(other)
-                    waiting.append(other)
-        related |= seen
-    return sum(task.time_s for task in tasks if task.track == STREAM and task.number not in related)
+_NEARLY = 0.95
+"""The part of the step that a chain takes which nothing but shortening it would help."""
+
+_MOST_QUEUED = 64
+"""How many collectives in the queue before one are looked at."""
+
+
+def _just_before(channel: Sequence[Interval], at: int, since_s: float) -> list[Interval]:
+    """The last intervals on a channel before one of them, as far as they reach beyond a time."""
+    return [interval for interval in channel[max(at - _MOST_QUEUED, 0) : at] if interval.end_s > since_s]
+
+
+def _us(time_s: float) -> str:
+    return f"{time_s * 1e6:.1f} us"

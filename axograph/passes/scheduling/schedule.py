@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from axograph.passes.scheduling.verify import verify
 from axograph.torch_private import graph_module
 
 SLACK = 1.1
-"""How much more memory than the program as given an order may take where no cap is stated."""
+"""How much more memory than the program as given an order may take at most."""
 
 ROUNDS = 5
 """How often each start of list scheduling is improved."""
@@ -32,8 +33,9 @@ class Schedule:
 
     grid: Grid
     cost_model: CostModel
-    memory_bytes: float | None = None
-    """The most that may live at once on a rank; None: `SLACK` times what the program takes as given."""
+    memory_bytes: float = math.inf
+    """The most that a rank may hold during a step. A schedule may take what the plan leaves of it, and at most `SLACK`
+    times what a half takes as given."""
     contention: float = 1.0
     """How many times as long computing takes while a collective runs."""
     name: str = "schedule"
@@ -41,14 +43,16 @@ class Schedule:
 
     def run(self, program: Program) -> Program:
         """The program with both halves in their best order found."""
-        done = self._half(program)
-        return done if done.backward is None else replace(done, backward=self._half(done.backward))
+        held = program.plan.memory if program.plan is not None else None
+        spare_bytes = max(self.memory_bytes - held.total, 0.0) if held is not None else math.inf
+        done = self._half(program, spare_bytes)
+        return done if done.backward is None else replace(done, backward=self._half(done.backward, spare_bytes))
 
-    def _half(self, program: Program) -> Program:
+    def _half(self, program: Program, spare_bytes: float) -> Program:
         tasks = Tasks(program, self.grid, self.cost_model)
         lifetimes = Lifetimes(tasks)
         given = lifetimes.peak(list(program.graph.nodes))
-        cap_bytes = SLACK * given if self.memory_bytes is None else max(self.memory_bytes, given)
+        cap_bytes = min(SLACK * given, given + spare_bytes)
         best: list[fx.Node] = list(program.graph.nodes)
         timeline = self._played(tasks, best)
         if any(task.track != STREAM for task in tasks):

@@ -19,19 +19,20 @@ MODEL = RingModel()
 
 
 @cache
-def split(layers: int = 2, scheme: str | None = "axonn") -> Program:
-    """Both halves of a GPT of 2,048 features on a grid that cuts with all axes, on meta tensors."""
+def split(scheme: str | None = "axonn", features: int = 4096) -> Program:
+    """Both halves of a GPT of two layers on a grid that cuts with all axes, on meta tensors."""
+    length = features // 2
     with torch.device("meta"):
-        model = GPT(features=2048, heads=16, layers=layers, length=1024).to(torch.bfloat16)
-        tokens = torch.empty(16, 1024, dtype=torch.int64)
+        model = GPT(features=features, heads=16, layers=2, length=length).to(torch.bfloat16)
+        tokens = torch.empty(16, length, dtype=torch.int64)
     module = axograph.parallelize(
         model, (2, 2, 2, 2), scheme=scheme, sample_inputs={"input_ids": tokens, "labels": tokens}
     )
     return module.stages["split"].program
 
 
-def backward(layers: int = 2, scheme: str | None = "axonn") -> Program:
-    half = split(layers, scheme).backward
+def backward(scheme: str | None = "axonn", features: int = 4096) -> Program:
+    half = split(scheme, features).backward
     assert half is not None
     return half
 

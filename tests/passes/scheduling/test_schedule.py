@@ -23,7 +23,7 @@ def played_s(tasks: Tasks, nodes: list) -> float:
 
 @pytest.fixture(scope="module", params=["axonn", None], ids=str)
 def halves(request: pytest.FixtureRequest) -> list[tuple[Program, Program]]:
-    before = split(2, request.param)
+    before = split(request.param)
     after = Schedule(grid=GRID, cost_model=MODEL).run(before)
     assert before.backward is not None
     assert after.backward is not None
@@ -63,8 +63,8 @@ def test_what_stays_exposed_says_how_long_and_why(halves: list[tuple[Program, Pr
 
 
 def test_each_of_axonns_overlaps_shortens_its_order() -> None:
-    forward, _ = tasks_of(split())
-    behind, _ = tasks_of(backward())
+    forward, _ = tasks_of(split(features=2048))
+    behind, _ = tasks_of(backward(features=2048))
     for rule, tasks in (("oar", behind), ("ors", behind), ("oag", forward)):
         others = tuple(other for other in RULES if other != rule)
         assert played_s(tasks, axonn_order(tasks)) < played_s(tasks, axonn_order(tasks, others)), rule
@@ -75,8 +75,8 @@ def test_axonns_overlaps_are_in_the_schedule() -> None:
     done = Schedule(grid=GRID, cost_model=MODEL).run(split())
     assert done.backward is not None
     assert _hidden(done)["all_gather"] > 0.3
-    assert _hidden(done.backward)["all_reduce"] > 0.2
-    assert _hidden(done.backward)["reduce_scatter"] > 0.5
+    assert _hidden(done.backward)["all_reduce"] > 0.3
+    assert _hidden(done.backward)["reduce_scatter"] > 0.3
 
 
 def _hidden(program: Program) -> dict[str, float]:
@@ -88,5 +88,5 @@ def _hidden(program: Program) -> dict[str, float]:
         moved, exposed = facts(task.node).collective, facts(task.node).exposed
         if moved is not None:
             total_s[moved.kind] += task.time_s
-            exposed_s[moved.kind] += exposed.time_s if isinstance(exposed, Exposed) else 0.0
+            exposed_s[moved.kind] += min(exposed.time_s, task.time_s) if isinstance(exposed, Exposed) else 0.0
     return {kind: 1 - exposed_s[kind] / total_s[kind] for kind in total_s}
