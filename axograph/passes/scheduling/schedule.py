@@ -23,7 +23,7 @@ from axograph.torch_private import graph_module
 SLACK = 1.1
 """How much more memory than the program as given an order may take at most."""
 
-ROUNDS = 5
+ROUNDS = 4
 """How often each start of list scheduling is improved."""
 
 
@@ -74,7 +74,7 @@ class Schedule:
 
 
 def _candidates(tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float) -> Iterator[list[fx.Node]]:
-    """The orders to choose from: list scheduling by several priorities, the order given, and AxoNN's."""
+    """The orders to choose from: list scheduling from both ends, the order given, and AxoNN's."""
     yield tasks.ordered(tasks)
     yield axonn_order(tasks)
     for order in Lists(tasks, lifetimes, cap_bytes).orders(ROUNDS):
