@@ -10,12 +10,16 @@ from torch import nn
 from axograph.capture import capture
 from axograph.cost_model import RingModel
 from axograph.grid import Grid
+from axograph.passes.group_heads import GroupHeads
 from axograph.passes.normalize import Normalize
+from axograph.passes.recognize_causal import RecognizeCausal
+from axograph.passes.sharding.dead_ends import alive_states
 from axograph.passes.sharding.elimination import minimize
 from axograph.passes.sharding.milp import solve
 from axograph.passes.sharding.schemes import Scheme
 from axograph.passes.sharding.search import Search
 from axograph.passes.sharding.survey import Survey
+from tests.zoo import BY_NAME
 
 
 class Experts(nn.Module):
@@ -66,3 +70,16 @@ def test_the_solver_finds_nothing_cheaper_in_the_whole_problem(build: type[nn.Mo
     assert whole.states is not None
     assert problem.cost(whole.states) == pytest.approx(found.cost, rel=1e-6)
     assert whole.bound == pytest.approx(found.cost, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "grid"), [("gpt", Grid(2, 2, 2, 2)), ("llama", Grid(2, 4, 1, 2))], ids=str)
+def test_two_layers_are_as_cheap_as_the_solver_proves_possible(name: str, grid: Grid) -> None:
+    program = capture(BY_NAME[name].model(), (), BY_NAME[name].inputs())
+    for rewrite in (Normalize(), GroupHeads(), RecognizeCausal()):
+        program = rewrite.run(program)
+    problem = Search(Survey(program, grid, Scheme.named(None), {0: 0, 1: 0}), RingModel()).problem()
+    found = minimize(problem)
+    assert found.is_optimal
+    proven = solve(problem.restricted(alive_states(problem)), longest_s=60.0)
+    assert found.cost <= proven.bound * (1 + 1e-3)
+    assert found.cost == pytest.approx(proven.bound, rel=1e-6)
