@@ -58,7 +58,9 @@ GROWTH_GRIDS = ((2, 1, 1, 1), (2, 4, 1, 1), (2, 4, 8, 1), (2, 4, 8, 16))
 GROWTH_LAYERS = (2, 4, 8, 16, 32)
 
 
-def compile_model(shape: Shape, layers: int, grid: tuple[int, ...], quiet: bool = False) -> axograph.ParallelModule:
+def compile_model(
+    shape: Shape, layers: int, grid: tuple[int, ...], memory_bytes: float | None, quiet: bool = False
+) -> axograph.ParallelModule:
     """Compile a model for a batch that z and data divide; stages are printed as they end."""
     with torch.device("meta"):
         model = shape.build(layers).to(torch.bfloat16)
@@ -69,7 +71,7 @@ def compile_model(shape: Shape, layers: int, grid: tuple[int, ...], quiet: bool 
             print(f"{stage.name:<18} {len(stage.program.graph.nodes):>6} nodes {stage.time_s:8.2f} s", flush=True)
 
     inputs = {"input_ids": tokens, "labels": tokens}
-    return axograph.parallelize(model, grid=grid, sample_inputs=inputs, observers=[show])
+    return axograph.parallelize(model, grid=grid, memory_bytes=memory_bytes, sample_inputs=inputs, observers=[show])
 
 
 def growth(shape: Shape) -> None:
@@ -77,7 +79,7 @@ def growth(shape: Shape) -> None:
     print(f"{'layers':>8}  {'grid':<14} {'search':>8} {'localize':>9}  certificate")
     pairs = [(layers, GROWTH_GRIDS[-1]) for layers in GROWTH_LAYERS] + [(4, grid) for grid in GROWTH_GRIDS[:-1]]
     for layers, grid in pairs:
-        module = compile_model(shape, layers, grid, quiet=True)
+        module = compile_model(shape, layers, grid, math.inf, quiet=True)
         times = {name: stage.time_s for name, stage in module.stages.items()}
         text = ",".join(map(str, grid))
         print(
@@ -92,6 +94,9 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--grid", default="2,2,2,2", help="sizes of x,y,z,data (%(default)s)")
     parser.add_argument("--layers", type=int, help="instead of the model's own number")
+    parser.add_argument(
+        "--memory", type=float, help="bytes of a rank, inf for no limit (that of the cost model's machine)"
+    )
     parser.add_argument("--growth", action="store_true", help="a table of seconds by layers and by axes")
     options = parser.parse_args()
     shape = MODELS[options.model]
@@ -101,7 +106,7 @@ def main() -> None:
     grid = tuple(int(size) for size in options.grid.split(","))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     start_s = time.perf_counter()
-    module = compile_model(shape, options.layers or shape.layers, grid)
+    module = compile_model(shape, options.layers or shape.layers, grid, options.memory)
     total_s = time.perf_counter() - start_s
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"{options.model} on {options.grid}: {total_s:.1f} s in all; peak {peak:.2f} GB, {before:.2f} GB before")
