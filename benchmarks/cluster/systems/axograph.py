@@ -3,8 +3,6 @@
 report=FILE writes the plan and what the simulator says of the step.
 """
 
-""
-
 from pathlib import Path
 
 import torch
