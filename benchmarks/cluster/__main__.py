@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import statistics
+import sys
 
 from benchmarks.cluster.hosts import Hosts, refuse_without_means
 from benchmarks.cluster.running import Running
@@ -38,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--check", type=int, default=4, help="steps whose losses are compared with one rank's")
-    parser.add_argument("--flops", type=float, default=1.2e11, help="of a rank, per second, for the cost model")
+    parser.add_argument("--flops", type=float, default=6e10, help="of a rank, per second, for the cost model")
     parser.add_argument("--max-foreign", type=float, default=0.08, help="of the processors; busier steps are repeated")
     parser.add_argument("--repeats", type=int, default=2, help="of a step while the machine is busier")
     parser.add_argument("--port", type=int, default=29700)
@@ -84,6 +86,7 @@ def main() -> None:
     """Start all, interleave their steps, print the table."""
     options = arguments()
     refuse_without_means()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down on the way out
     changed = dict(pair.split("=") for pair in options.set)
     sizes = dataclasses.replace(SIZES[options.sizes], **{name: int(value) for name, value in changed.items()})
     told = {

@@ -24,8 +24,8 @@ class Sizes:
 
 
 SIZES = {
-    "balanced": Sizes(hidden=256, layers=4, heads=4, vocab=2048, sequence=128, batch=64),
-    "brief": Sizes(hidden=384, layers=4, heads=6, vocab=2048, sequence=128, batch=8),
+    "balanced": Sizes(hidden=256, layers=4, heads=4, vocab=1024, sequence=128, batch=16),
+    "brief": Sizes(hidden=256, layers=4, heads=4, vocab=1024, sequence=128, batch=2),
     "tiny": Sizes(hidden=64, layers=2, heads=4, vocab=256, sequence=32, batch=8),
 }
 """On two ranks at 200 Mbit/s all-reducing the gradients takes less than computing (balanced), or far more (brief)."""
