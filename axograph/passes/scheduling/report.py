@@ -13,7 +13,7 @@ from axograph.cost_model.protocol import CostModel
 from axograph.cost_model.simulator import Timeline, simulate
 from axograph.grid import Grid
 from axograph.passes.scheduling.exposed import Exposed
-from axograph.passes.scheduling.lists import longest_chains_s
+from axograph.passes.scheduling.lists import least_s
 from axograph.passes.scheduling.memory import Lifetimes
 from axograph.passes.scheduling.tasks import Tasks
 
@@ -88,7 +88,6 @@ def _half(name: str, program: Program, grid: Grid, model: CostModel, contention:
     tasks = Tasks(program, grid, model)
     nodes = list(program.graph.nodes)
     played = simulate(tasks.steps(nodes), contention=contention)
-    busy_s = [sum(task.time_s for task in tasks if task.track == track) for track in played.tracks]
     exposed = []
     for node in nodes:
         about = facts(node)
@@ -100,7 +99,7 @@ def _half(name: str, program: Program, grid: Grid, model: CostModel, contention:
     return Half(
         name=name,
         timeline=played,
-        bound_s=max([*busy_s, *longest_chains_s(tasks, forward=True)], default=0.0),
+        bound_s=least_s(tasks),
         peak_bytes=Lifetimes(tasks).peak(nodes),
         exposed=tuple(exposed),
     )

@@ -14,7 +14,7 @@ from axograph.cost_model.simulator import STREAM, Timeline, simulate
 from axograph.grid import Grid
 from axograph.passes.scheduling.axonn import axonn_order
 from axograph.passes.scheduling.exposed import reasons
-from axograph.passes.scheduling.lists import Lists
+from axograph.passes.scheduling.lists import Lists, least_s
 from axograph.passes.scheduling.memory import Lifetimes
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.scheduling.verify import verify
@@ -23,8 +23,14 @@ from axograph.torch_private import graph_module
 SLACK = 1.1
 """How much more memory than the program as given an order may take at most."""
 
-ROUNDS = 4
-"""How often each start of list scheduling is improved."""
+ROUNDS = 3
+"""How many orders follow from each start of list scheduling, each improving the one before."""
+
+WINDOWS = (math.inf, 64, 16)
+"""How far from the order given list scheduling may look, in tasks: less far where no order fits memory."""
+
+NEAR = 1.002
+"""How close to the bound an order is good enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +62,13 @@ class Schedule:
         best: list[fx.Node] = list(program.graph.nodes)
         timeline = self._played(tasks, best)
         if any(task.track != STREAM for task in tasks):
+            good_s = NEAR * least_s(tasks)
             for nodes in _candidates(tasks, lifetimes, cap_bytes):
-                if lifetimes.peak(nodes) <= cap_bytes:
-                    played = self._played(tasks, nodes)
-                    if played.time_s < timeline.time_s * (1 - 1e-9):
-                        best, timeline = nodes, played
+                played = self._played(tasks, nodes)
+                if played.time_s < timeline.time_s * (1 - 1e-9):
+                    best, timeline = nodes, played
+                if timeline.time_s <= good_s:
+                    break
         graph = _in_order(best)
         verify(program.graph, graph, lifetimes, cap_bytes)
         why = reasons(tasks, best, timeline)
@@ -74,11 +82,19 @@ class Schedule:
 
 
 def _candidates(tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float) -> Iterator[list[fx.Node]]:
-    """The orders to choose from: list scheduling from both ends, the order given, and AxoNN's."""
-    yield tasks.ordered(tasks)
-    yield axonn_order(tasks)
-    for order in Lists(tasks, lifetimes, cap_bytes).orders(ROUNDS):
-        yield tasks.ordered(order)
+    """The orders to choose from: the one given, AxoNN's, and list scheduling from both ends, as far as they fit."""
+    for nodes in (tasks.ordered(tasks), axonn_order(tasks)):
+        if lifetimes.peak(nodes) <= cap_bytes:
+            yield nodes
+    for window in WINDOWS:
+        fitting = 0
+        for order in Lists(tasks, lifetimes, cap_bytes).orders(ROUNDS, window):
+            nodes = tasks.ordered(order)
+            if lifetimes.peak(nodes) <= cap_bytes:
+                fitting += 1
+                yield nodes
+        if fitting:
+            return
 
 
 def _in_order(nodes: list[fx.Node]) -> fx.Graph:
