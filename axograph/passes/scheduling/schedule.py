@@ -21,7 +21,7 @@ from axograph.passes.scheduling.verify import verify
 from axograph.torch_private import graph_module
 
 SLACK = 1.1
-"""How much more memory than the program as given an order may take at most."""
+"""How many times the memory of the program as given an order may take, unless more is asked for."""
 
 ROUNDS = 3
 """How many orders follow from each start of list scheduling, each improving the one before."""
@@ -40,8 +40,9 @@ class Schedule:
     grid: Grid
     cost_model: CostModel
     memory_bytes: float = math.inf
-    """The most that a rank may hold during a step. A schedule may take what the plan leaves of it, and at most `SLACK`
+    """The most that a rank may hold during a step. A schedule may take what the plan leaves of it, and at most `slack`
     times what a half takes as given."""
+    slack: float = SLACK
     contention: float = 1.0
     """How many times as long computing takes while a collective runs."""
     name: str = "schedule"
@@ -51,14 +52,15 @@ class Schedule:
         """The program with both halves in their best order found."""
         held = program.plan.memory if program.plan is not None else None
         spare_bytes = max(self.memory_bytes - held.total, 0.0) if held is not None else math.inf
-        done = self._half(program, spare_bytes)
-        return done if done.backward is None else replace(done, backward=self._half(done.backward, spare_bytes))
+        done = self.schedule(program, spare_bytes)
+        return done if done.backward is None else replace(done, backward=self.schedule(done.backward, spare_bytes))
 
-    def _half(self, program: Program, spare_bytes: float) -> Program:
+    def schedule(self, program: Program, spare_bytes: float = math.inf) -> Program:
+        """One half in its best order found, which takes at most `spare_bytes` more than the order given."""
         tasks = Tasks(program, self.grid, self.cost_model)
         lifetimes = Lifetimes(tasks)
         given = lifetimes.peak(list(program.graph.nodes))
-        cap_bytes = min(SLACK * given, given + spare_bytes)
+        cap_bytes = min(self.slack * given, given + spare_bytes)
         best: list[fx.Node] = list(program.graph.nodes)
         timeline = self._played(tasks, best)
         if any(task.track != STREAM for task in tasks):

@@ -59,6 +59,7 @@ class Tasks(Sequence[Task]):
         self._rules = RuleBook()
         self._found: list[Task] = []
         self.of: dict[fx.Node, Task] = {}
+        self._step_of: dict[fx.Node, Step] = {}
         self.of_weights: set[int] = set()
         """The tasks that follow from parameters alone, whatever the batch is: gathers of weights among them."""
         inputs = zip(program.placeholders(), program.inputs, strict=True)
@@ -143,15 +144,23 @@ class Tasks(Sequence[Task]):
 
     def _steps(self, nodes: Iterable[fx.Node]) -> Iterator[Step]:
         starts: dict[fx.Node, int] = {}
+        wait = collective_op("wait_tensor")
         for position, node in enumerate(nodes):
-            task = self.of.get(node)
-            if task is not None and task.track != STREAM:
-                starts[node] = position
-                yield Step(kind="start", name=_name(node), time_s=task.time_s, channel=task.track)
-            elif node.target is collective_op("wait_tensor") and node.args[0] in starts:
+            if node.target is wait and node.args[0] in starts:
                 yield Step(kind="wait", name=node.name, of=starts[node.args[0]])  # type: ignore[index]
-            else:
-                yield Step(kind="compute", name=_name(node), time_s=task.time_s if task is not None else 0.0)
+                continue
+            step = self._step_of.get(node)
+            if step is None:
+                step = self._step_of[node] = self._step(node)
+            if step.kind == "start":
+                starts[node] = position
+            yield step
+
+    def _step(self, node: fx.Node) -> Step:
+        task = self.of.get(node)
+        if task is not None and task.track != STREAM:
+            return Step(kind="start", name=_name(node), time_s=task.time_s, channel=task.track)
+        return Step(kind="compute", name=_name(node), time_s=task.time_s if task is not None else 0.0)
 
 
 def _name(node: fx.Node) -> str:
