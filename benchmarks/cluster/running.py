@@ -95,7 +95,9 @@ class Running:
         ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
         line = process.stdout.readline() if ready else b""
         if not line:
-            raise RuntimeError(f"{self.name}: a rank gave no answer; its last words are above")
+            time.sleep(1.0)
+            codes = [other.poll() for other in self.processes]
+            raise RuntimeError(f"{self.name}: rank {self.processes.index(process)} gave no answer; exit codes {codes}")
         answer: dict[str, float] = json.loads(line)
         return answer
 
