@@ -1,7 +1,7 @@
 """Schedules against the orders they compete with and against the optimum, and the seconds of the pass by layers.
 
 python -m benchmarks.schedules                  # blocks of one layer: a table
-python -m benchmarks.schedules --growth         # 8, 16, 32 and 64 layers of a GPT
+python -m benchmarks.schedules --growth         # 8, 16, 32, 64 and 126 layers of a GPT
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.passes.scheduling.optimum import optimum
 from tests.zoo import GPT
 
 MODEL = RingModel()
-GROWTH_LAYERS = (8, 16, 32, 64)
+GROWTH_LAYERS = (8, 16, 32, 64, 126)
 
 
 def blocks(limit_s: float) -> None:

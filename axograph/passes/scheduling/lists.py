@@ -137,6 +137,8 @@ class Lists:
         self.tasks = tasks
         self.lifetimes = lifetimes
         self.cap_bytes = cap_bytes
+        self.short_of_memory = False
+        """Whether a task had to be passed over."""
 
     def orders(self, rounds: int, window: float) -> Iterator[list[Task]]:
         """Orders worth comparing: by the most communication to come, from either end, computing counting little.
@@ -173,6 +175,7 @@ class _Run:
         """How far the first task not placed lies from the end begun at."""
         self.placed = bytearray(len(self.tasks))
         self.release_s = [0.0] * len(self.tasks)
+        self.lists = lists
         self.cap_bytes = lists.cap_bytes
         self.urgency = urgency
         lifetimes = lists.lifetimes
@@ -272,6 +275,7 @@ class _Run:
                     found = entry
                 else:
                     skipped.append(entry)
+                    self.lists.short_of_memory = True
                     passed.append((bytes_, track, entry))
             for entry in skipped:
                 heapq.heappush(heap, entry)

@@ -26,8 +26,11 @@ SLACK = 1.1
 ROUNDS = 3
 """How many orders follow from each start of list scheduling, each improving the one before."""
 
-WINDOWS = (math.inf, 64, 16)
-"""How far from the order given list scheduling may look, in tasks: less far where no order fits memory."""
+WINDOWS = (64, 16, 6)
+"""How far from the order given list scheduling may look, in tasks: tried where memory limits the orders."""
+
+MANY = 4096
+"""How many tasks are too many to try windows."""
 
 NEAR = 1.002
 """How close to the bound an order is good enough."""
@@ -88,14 +91,20 @@ def _candidates(tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float) -> Iterato
     for nodes in (tasks.ordered(tasks), axonn_order(tasks)):
         if lifetimes.peak(nodes) <= cap_bytes:
             yield nodes
-    for window in WINDOWS:
-        fitting = 0
-        for order in Lists(tasks, lifetimes, cap_bytes).orders(ROUNDS, window):
+    given = float(lifetimes.peak(list(tasks.graph.nodes)))
+    aims = (cap_bytes, given)  # aiming lower may succeed where aiming at the cap does not
+    trials = [(cap_bytes, math.inf)]
+    if len(tasks) <= MANY:
+        trials += [(aim, float(window)) for aim in aims for window in WINDOWS if window < len(tasks)]
+    for aim_bytes, window in trials:
+        lists = Lists(tasks, lifetimes, aim_bytes)
+        for order in lists.orders(ROUNDS, window):
             nodes = tasks.ordered(order)
             if lifetimes.peak(nodes) <= cap_bytes:
-                fitting += 1
                 yield nodes
-        if fitting:
+            else:
+                lists.short_of_memory = True
+        if not lists.short_of_memory:
             return
 
 

@@ -38,7 +38,8 @@ def test_less_memory_takes_longer_and_is_never_exceeded() -> None:
         scheduled, lives = tasks_of(done)
         assert lives.peak(list(done.graph.nodes)) <= slack * given
         times_s.append(simulate(scheduled.steps(done.graph.nodes)).time_s)
-    assert times_s[0] < times_s[1] <= times_s[2] <= simulate(tasks.steps(half.graph.nodes)).time_s
+    assert times_s[0] < min(times_s[1:])
+    assert max(times_s) < simulate(tasks.steps(half.graph.nodes)).time_s
     assert times_s[2] > 1.02 * times_s[0]
 
 
