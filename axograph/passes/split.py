@@ -160,16 +160,19 @@ def _half(
         made[node] = graph.placeholder(node.name)
         made[node].meta = dict(node.meta)
         inputs.append(Input(kind="saved", target=i))
-    finishing = _finishing(program, members)
+    at_hand = _at_hand(program)
+    finishing = _finishing(program, members, at_hand)
 
     def make(node: fx.Node) -> None:
         if node in made:
             return
         for argument in node.all_input_nodes:
             make(argument)
+        if node in made:  # an argument brought it along
+            return
         made[node] = graph.node_copy(node, made.__getitem__)
         for user in node.users:
-            if user in finishing:
+            if user in finishing and node not in at_hand:
                 make(user)
 
     for node in program.graph.nodes:
@@ -185,16 +188,21 @@ def _half(
     )
 
 
-def _finishing(program: Program, members: set[fx.Node]) -> set[fx.Node]:
-    """The nodes that only bring one value to where it is a result: each has one input, but for coordinates."""
+def _at_hand(program: Program) -> set[fx.Node]:
+    """Coordinates, and what follows from nothing else."""
     declared = dict(zip(program.placeholders(), program.inputs, strict=True))
-    at_hand: set[fx.Node] = set()
+    found: set[fx.Node] = set()
     for node in program.graph.nodes:
         if node.op == "placeholder":
             if declared[node].kind == "coordinate":
-                at_hand.add(node)
-        elif node.op == "call_function" and all(argument in at_hand for argument in node.all_input_nodes):
-            at_hand.add(node)
+                found.add(node)
+        elif node.op == "call_function" and all(argument in found for argument in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _finishing(program: Program, members: set[fx.Node], at_hand: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that only bring one value to where it is a result: each has one input, but for those at hand."""
     ends = {program.graph.output_node()}
     found: set[fx.Node] = set()
     for node in reversed(program.graph.nodes):

@@ -14,7 +14,7 @@ import axograph
 from axograph.capture.listing import listing
 from axograph.capture.program import Program
 from axograph.capture.trace import capture
-from axograph.cost_model import Collective, Compute
+from axograph.cost_model import Collective, Compute, RingModel
 from axograph.grid import Grid
 from axograph.passes.normalize import Normalize
 from axograph.passes.split import Split
@@ -205,3 +205,22 @@ def test_views_are_saved_as_what_they_are_views_of(view: Callable[..., Any], sav
     found = saved_of(lambda x: view(x.relu()))
     assert found[0] == "aten.relu.default"
     assert set(found) - {"aten.mul.Tensor"} == {"aten.relu.default", *saved}
+
+
+class CostlyScatters(RingModel):
+    """Reduce-scatters that cost as much as gloo's: all-reduce and slice is as cheap."""
+
+    def collective_s(self, collective: Collective, grid: Grid) -> float:
+        return super().collective_s(collective, grid) * (4 if collective.kind == "reduce_scatter" else 1)
+
+
+def test_nothing_is_made_twice_where_gradients_are_sliced_at_the_ranks_coordinate() -> None:
+    program = compiled(
+        Net(), (1, 1, 2, 1), torch.rand(4, 4), scheme="fsdp", cost_model=CostlyScatters(),
+        pipeline=lambda passes: passes[:-1],
+    )  # fmt: skip
+    assert program.backward is not None
+    behind = program.backward.graph
+    reduced = [n.args[0] for n in behind.nodes if "all_reduce" in str(n.target)]
+    assert len(reduced) == len(set(reduced)) == 2
+    assert all(node.users for node in behind.nodes if node.op == "call_function")
