@@ -6,14 +6,13 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from torch import fx
-
-from axograph.capture.program import DTYPE_NAMES, Program, facts
-from axograph.cost_model import Compute, CostModel
+from axograph.capture.program import Program, facts
+from axograph.cost_model import CostModel
 from axograph.grid import Grid
-from axograph.passes.sharding.arguments import is_pick, output_tensors, tensor_arguments
+from axograph.passes.sharding.arguments import is_pick
 from axograph.passes.sharding.rule import Rule, Strategy
 from axograph.passes.sharding.rules import rule_of
+from axograph.passes.sharding.work import local_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ def repeated(program: Program, grid: Grid, model: CostModel, least: float = 0.01
         rule = rule_of(node)
         if rule.is_view:
             continue
-        time_s = model.compute_s(_work(node, rule, strategy, grid))
+        time_s = model.compute_s(local_work(node, rule, strategy, grid))
         total_s += time_s
         cut = {axis for axes in strategy.cuts.values() for axis in axes}
         idle = tuple(axis for axis in grid.cut_axes if axis not in cut)
@@ -65,19 +64,6 @@ def repeated(program: Program, grid: Grid, model: CostModel, least: float = 0.01
         for (what, where, axes, reason), times in wasted_s.items()
     ]  # fmt: skip
     return sorted((item for item in found if item.share >= least), key=lambda item: -item.share)
-
-
-def _work(node: fx.Node, rule: Rule, strategy: Strategy, grid: Grid) -> Compute:
-    """What one rank does for a node."""
-    tensors = [argument.meta["val"] for argument in tensor_arguments(node)]
-    made = output_tensors(node)
-    size = 0
-    for placed, tensor in zip((*strategy.inputs, *strategy.outputs), (*tensors, *made), strict=True):
-        if placed is not None and tensor is not None:
-            size += placed.local_elements(grid) * tensor.element_size()
-    share = grid.extent({axis for axes in strategy.cuts.values() for axis in axes})
-    dtype = next((DTYPE_NAMES.get(tensor.dtype, "f32") for tensor in made if tensor is not None), "f32")
-    return Compute(op=str(node.target), flops=rule.flops / share, size_bytes=float(size), dtype=dtype)
 
 
 def _reason(rule: Rule) -> str:

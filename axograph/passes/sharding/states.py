@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -14,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import fx
 
-from axograph.capture.program import DTYPE_NAMES
-from axograph.cost_model.protocol import Collective, Compute, CostModel
+from axograph.cost_model.protocol import Collective, CostModel
 from axograph.grid import CUT_ORDER, Grid
 from axograph.passes.sharding.arguments import Value, output_tensors, tensor_arguments
 from axograph.passes.sharding.atoms import Atoms
@@ -24,6 +22,7 @@ from axograph.passes.sharding.partners import Partner
 from axograph.passes.sharding.rule import Rule, Strategy
 from axograph.passes.sharding.strategies import Choice, Cut, Options, may_pad, place
 from axograph.passes.sharding.survey import Survey
+from axograph.passes.sharding.work import local_work
 from axograph.placement import Placement
 
 aten = torch.ops.aten
@@ -213,15 +212,7 @@ class States:
     def compute_s(self, node: fx.Node, rule: Rule, strategy: Strategy) -> float:
         """The seconds of an operator in one strategy."""
         tensors = [a.meta["val"] for a in tensor_arguments(node)]
-        made = output_tensors(node)
-        size = 0
-        for placed, tensor in zip((*strategy.inputs, *strategy.outputs), (*tensors, *made), strict=True):
-            if placed is not None and tensor is not None:
-                size += placed.local_elements(self.grid) * tensor.element_size()
-        share = math.prod(size / -(-size // self.grid.extent(axes)) for size, axes in strategy.parts)
-        result = next(tensor for tensor in made if tensor is not None)
-        dtype = DTYPE_NAMES.get(result.dtype, "f32")
-        work = Compute(op=str(node.target), flops=rule.flops / share, size_bytes=float(size), dtype=dtype)
+        work = local_work(node, rule, strategy, self.grid)
         return self.model.compute_s(work) + self._statistics_s(rule, strategy, tensors)
 
     def _statistics_s(self, rule: Rule, strategy: Strategy, tensors: list[torch.Tensor]) -> float:
