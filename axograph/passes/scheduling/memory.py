@@ -44,10 +44,10 @@ class Lifetimes:
                     self.inputs.add(node)
         self.results = frozenset(self.read[tasks.graph.output_node()])
 
-    def peak(self, nodes: Sequence[fx.Node], held: frozenset[fx.Node] = frozenset()) -> int:
-        """The most bytes that live at once; inputs live until their last use, the `held` ones to the end."""
+    def peak(self, nodes: Sequence[fx.Node]) -> int:
+        """The most bytes that live at once; inputs live until their last use, results to the end."""
         uses = Counter(storage for node in nodes for storage in self.read[node])
-        keep = self.results | held
+        keep = self.results
         live = sum(self.size[node] for node in self.inputs if uses[node] or node in keep)
         most = live
         for node in nodes:

@@ -68,7 +68,7 @@ class Schedule:
         timeline = self._played(tasks, best)
         if any(task.track != STREAM for task in tasks):
             good_s = NEAR * least_s(tasks)
-            for nodes in _candidates(tasks, lifetimes, cap_bytes):
+            for nodes in _candidates(tasks, lifetimes, given, cap_bytes):
                 played = self._played(tasks, nodes)
                 if played.time_s < timeline.time_s * (1 - 1e-9):
                     best, timeline = nodes, played
@@ -86,12 +86,14 @@ class Schedule:
         return simulate(tasks.steps(nodes), contention=self.contention)
 
 
-def _candidates(tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float) -> Iterator[list[fx.Node]]:
-    """The orders to choose from: the one given, AxoNN's, and list scheduling from both ends, as far as they fit."""
+def _candidates(tasks: Tasks, lifetimes: Lifetimes, given: float, cap_bytes: float) -> Iterator[list[fx.Node]]:
+    """The orders to choose from: the one given, AxoNN's, and list scheduling from both ends, as far as they fit.
+
+    `given` is the most bytes that live at once in the order given.
+    """
     for nodes in (tasks.ordered(tasks), axonn_order(tasks)):
         if lifetimes.peak(nodes) <= cap_bytes:
             yield nodes
-    given = float(lifetimes.peak(list(tasks.graph.nodes)))
     aims = (cap_bytes, given)  # aiming lower may succeed where aiming at the cap does not
     trials = [(cap_bytes, math.inf)]
     if len(tasks) <= MANY:

@@ -18,12 +18,12 @@ from axograph.cost_model.simulator import STREAM, Step
 from axograph.grid import Grid
 from axograph.passes.sharding.arguments import is_pick, output_tensors, tensor_arguments
 from axograph.passes.sharding.rules import RuleBook
+from axograph.passes.split import is_view
 from axograph.torch_private import collective_op
 
 aten = torch.ops.aten
 
 _VIEWS = {
-    aten.reshape.default,
     aten.permute.default,
     aten.expand.default,
     aten.slice.Tensor,
@@ -96,7 +96,7 @@ class Tasks(Sequence[Task]):
         if moved is not None:
             channel = getattr(self.model, "channel", None)
             return self.model.collective_s(moved, self.grid), channel(moved, self.grid) if channel else "network"
-        if node.target in _VIEWS and _moves_nothing(node):
+        if node.target in _VIEWS or (node.target is aten.reshape.default and is_view(node)):
             return 0.0, STREAM
         return self.model.compute_s(self._work(node)), STREAM
 
@@ -166,15 +166,3 @@ class Tasks(Sequence[Task]):
 def _name(node: fx.Node) -> str:
     path = facts(node).path
     return f"{node.name} ({path})" if path else node.name
-
-
-def _moves_nothing(node: fx.Node) -> bool:
-    """Whether a view is one: a reshape copies where the strides do not allow a view."""
-    if node.target is not aten.reshape.default:
-        return True
-    source, shape = node.args
-    try:
-        source.meta["val"].view(shape)  # type: ignore[union-attr]
-    except (RuntimeError, ValueError):
-        return False
-    return True
