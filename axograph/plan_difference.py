@@ -61,11 +61,20 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, Ch
     return {name: change for name, change in pairs.items() if change.before != change.after}
 
 
+def unnumbered_layers(path: str) -> str:
+    """A path with the numbers of layers as "*".
+
+    >>> unnumbered_layers("layers.3.mlp.up2")
+    'layers.*.mlp.up2'
+    """
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
+
+
 def _grouped(changes: Mapping[str, Change]) -> dict[str, Change]:
     """Equal changes of numbered layers under one name: "layers.*.up (12)"."""
     alike: dict[tuple[str, Change], list[str]] = defaultdict(list)
     for name, change in changes.items():
-        alike[re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), change].append(name)
+        alike[unnumbered_layers(name), change].append(name)
     return {
         names[0] if len(names) == 1 else f"{pattern} ({len(names)})": change
         for (pattern, change), names in alike.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from axograph.passes.sharding.shard import Shard
 from axograph.passes.sharding.strategies import Cut
 from axograph.pipeline import Stages, run
 from axograph.placement import Placement
+from axograph.plan_difference import unnumbered_layers
 
 T = TypeVar("T")
 
@@ -149,11 +149,6 @@ def _refusal(error: GridError | PlanError | UnsupportedError) -> Finding:
     return Finding(kind="refused", what=error.summary, where=error.given, detail=error.remedy)
 
 
-def _pattern(path: str) -> str:
-    """A path with the numbers of layers left out."""
-    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
-
-
 def _together(paths: list[str]) -> str:
     """Paths of one pattern as one, "*" where they differ."""
     parts = zip(*(path.split(".") for path in paths), strict=True)
@@ -203,7 +198,7 @@ class _Row:
         """The paths, those of the dearest operators first, numbered layers as one."""
         paths: dict[str, list[str]] = defaultdict(list)
         for path, _ in _dearest(self.places):
-            paths[_pattern(path)].append(path)
+            paths[unnumbered_layers(path)].append(path)
         return _listed([_together(alike) or "the model" for alike in paths.values()])
 
 
@@ -250,19 +245,19 @@ class _Look:
         assert isinstance(strategy, Strategy)
         name = str(node.target).removesuffix(".default")
         if not rule.known:
-            row = self._row("gathered", f"{name} {_pattern(about.path)}", "it has no rule")
+            row = self._row("gathered", f"{name} {unnumbered_layers(about.path)}", "it has no rule")
             row.add(name, about.path, about.source, sum(step.cost_s for step in self._steps(node, strategy)))
         if not rule.known or rule.is_view:
             return
         gathers_s = [step.cost_s for step in self._steps(node, strategy) if step.kind in ("all_gather", "all_to_all")]
         if rule.whole and gathers_s:
             whole = " ".join(f"{factor}={rule.sizes[factor]}" for factor in rule.sizes if factor in rule.whole)
-            row = self._row("gathered", f"{name} {_pattern(about.path)}", f"it needs {whole} whole")
+            row = self._row("gathered", f"{name} {unnumbered_layers(about.path)}", f"it needs {whole} whole")
             row.add(name, about.path, about.source, sum(gathers_s))
         cost_s = self.search.states.compute_s(node, rule, strategy)
         idle = tuple(axis for axis in self.grid.cut_axes if strategy.chosen.get(axis) is None)
         if idle:
-            row = self._row("replicated", _pattern(about.path), self._why(node, idle))
+            row = self._row("replicated", unnumbered_layers(about.path), self._why(node, idle))
             row.add(name, about.path, about.source, cost_s * (1 - 1 / self.grid.extent(idle)))
         for size, axes in strategy.parts:
             ranks = self.grid.extent(axes)
@@ -273,7 +268,7 @@ class _Look:
 
     def _parameter(self, name: str, placed: Placement) -> None:
         if not placed.is_even(self.grid):
-            self._row("padded", _pattern(name), f"stored {placed}").add("parameter", name, "", 0.0)
+            self._row("padded", unnumbered_layers(name), f"stored {placed}").add("parameter", name, "", 0.0)
 
     def _steps(self, node: fx.Node, strategy: Strategy) -> Iterator[Step]:
         """What brings the inputs of an operator from where they are made."""
