@@ -18,7 +18,7 @@ from axograph.cost_model.simulator import STREAM, Step
 from axograph.grid import Grid
 from axograph.passes.sharding.arguments import is_pick, output_tensors, tensor_arguments
 from axograph.passes.sharding.rules import RuleBook
-from axograph.passes.split import is_view
+from axograph.passes.split import from_parameters, is_view
 from axograph.torch_private import collective_op
 
 aten = torch.ops.aten
@@ -60,27 +60,21 @@ class Tasks(Sequence[Task]):
         self._found: list[Task] = []
         self.of: dict[fx.Node, Task] = {}
         self._step_of: dict[fx.Node, Step] = {}
-        self.of_weights: set[int] = set()
-        """The tasks that follow from parameters alone, whatever the batch is: gathers of weights among them."""
-        inputs = zip(program.placeholders(), program.inputs, strict=True)
-        weights = {node for node, declared in inputs if declared.kind in ("parameter", "coordinate")}
         behind: dict[fx.Node, frozenset[int]] = {}
         for node in self.graph.nodes:
             needs = frozenset[int]().union(*(behind[a] for a in node.all_input_nodes))
-            if node.op == "call_function" and node.all_input_nodes and weights.issuperset(node.all_input_nodes):
-                weights.add(node)
             time_s, track = self._price(node)
             if time_s > 0:
                 task = Task(len(self._found), node, track, time_s, tuple(sorted(needs)))
                 self._found.append(task)
                 self.of[node] = task
-                if node in weights:
-                    self.of_weights.add(task.number)
                 for needed in task.needs:
                     self._found[needed].users.append(task.number)
                 behind[node] = frozenset({task.number})
             else:
                 behind[node] = needs
+        self.of_weights = {self.of[node].number for node in from_parameters(program) if node in self.of}
+        """The tasks that follow from parameters alone, whatever the batch is: gathers of weights among them."""
 
     def __len__(self) -> int:
         return len(self._found)
