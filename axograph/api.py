@@ -36,6 +36,7 @@ def parallelize(
     batch_dims: Mapping[str, int | None] | None = None,
     outputs: Outputs = "auto",
     memory_bytes: float | None = None,
+    overlap: bool = True,
     pipeline: Pipeline | None = None,
     observers: Sequence[Observer] = (),
 ) -> ParallelModule:
@@ -61,6 +62,9 @@ def parallelize(
         outputs: how outputs that are no scalars are returned.
         memory_bytes: the most that a rank may hold during a step of training with AdamW; None for the memory of the
             cost model's machine.
+        overlap: whether collectives run while ranks compute. False leaves out the passes that only serve that: every
+            collective stays where its result is needed and is waited for at once. Moving collectives changes no bit
+            of any number.
         pipeline: a function from the standard passes to those to run.
         observers: called with each `Stage` as it is made.
 
@@ -99,6 +103,7 @@ def parallelize(
         outputs=outputs,
         memory_bytes=getattr(priced, "memory_bytes", math.inf) if memory_bytes is None else memory_bytes,
         device=device,
+        overlap=overlap,
         pipeline=pipeline,
         observers=tuple(observers),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 
 import axograph
+from axograph.capture.program import facts
 from axograph.cost_model import RingModel
 from axograph.cost_model.protocol import Collective, Compute
 from axograph.errors import AxographError, CaptureError, GridError, InputError, PlanError
 from axograph.grid import Grid
+from axograph.torch_private import collective_op
 from tests.zoo import MLP
 
 X = torch.zeros(4, 1, 32)
@@ -159,6 +162,20 @@ def test_the_default_cost_model_is_that_of_rings() -> None:
     default = axograph.parallelize(MLP(), (2, 1, 1, 1), sample_inputs=(X,))
     stated = axograph.parallelize(MLP(), (2, 1, 1, 1), sample_inputs=(X,), cost_model=RingModel())
     assert str(default.plan) == str(stated.plan)
+
+
+def test_without_overlap_each_collective_is_waited_for_at_once() -> None:
+    """With overlap at least one is not: on x and z there is something to compute meanwhile."""
+
+    def at_once(overlap: bool) -> list[bool]:
+        module = axograph.parallelize(MLP(), (2, 1, 2, 1), scheme="axonn", overlap=overlap, sample_inputs=(X,))
+        program = list(module.stages.values())[-1].program
+        nodes = [*program.graph.nodes, *program.backward.graph.nodes]
+        following = pairwise(nodes)
+        return [after.target is collective_op("wait_tensor") for node, after in following if facts(node).collective]
+
+    assert all(at_once(overlap=False))
+    assert not all(at_once(overlap=True))
 
 
 # ---- inputs

@@ -52,6 +52,8 @@ class Compiler:
     batch_dims: Mapping[str, int | None] = field(default_factory=dict)
     outputs: Outputs = "auto"
     device: torch.device | None = None
+    overlap: bool = True
+    """Whether the passes run that let ranks compute while collectives are under way."""
     pipeline: Pipeline | None = None
     observers: tuple[Observer, ...] = ()
     memory_bytes: float = math.inf
@@ -96,8 +98,9 @@ class Compiler:
             localize,
             Simplify(),
             Split(grid=self.grid, cost_model=self.cost_model),
-            Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),
         )
+        if self.overlap:
+            standard += (Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),)
         return self.pipeline(standard) if self.pipeline is not None else standard
 
     def _full_outputs(self, program: Program) -> bool:
