@@ -19,6 +19,7 @@ from axograph.placement import Placement
 from axograph.runtime.agreement import agree, made_once, shared_failure
 from axograph.runtime.boxed import Boxed, boxed
 from axograph.runtime.engine import Once
+from axograph.runtime.exchange import Exchange, over_gloo, wait
 from axograph.runtime.parts import local_part, padded, trimmed
 from axograph.torch_private import collective_op, local_tensor, move_shard, strided_shard
 
@@ -48,7 +49,8 @@ class ProcessGrid:
         ranks = torch.tensor([grid.rank(_position(grid, i)) for i in range(grid.size)])
         shape = [grid[axis] for axis in self.axes]
         self.mesh = DeviceMesh(device.type, ranks.reshape(shape), mesh_dim_names=self.axes)
-        self._groups: dict[str, str] = {}
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._exchanges: dict[str, Exchange] = {}
         self._collectives = {collective_op(name): at for name, at in _GROUP_ARGUMENT.items()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProcessGrid:
@@ -112,28 +114,41 @@ class ProcessGrid:
         return made_once
 
     def bind(self, module: fx.GraphModule) -> Boxed:
-        """Put the names of process groups in the places of the names of axes."""
+        """Put the names of process groups in the places of the names of axes, and over gloo what is quicker than it."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(module.graph, {}))
         for node in graph.nodes:
             at = self._collectives.get(node.target)
             if at is not None:
-                arguments = list(node.args)
-                arguments[at] = self._group(str(arguments[at]))
-                node.args = tuple(arguments)
+                self._bind(node, at)
         return boxed(graph)
 
-    def _group(self, axes: str) -> str:
+    def _bind(self, node: fx.Node, at: int) -> None:
+        """Let a collective, whose argument `at` names axes, run on their group."""
+        axes, ended = str(node.args[at]), collective_op("wait_tensor")
+        group = self._group(axes)
+        if over_gloo(group, self.device) and all(user.target is ended for user in node.users):
+            if axes not in self._exchanges:
+                self._exchanges[axes] = Exchange(group)
+            quicker = self._exchanges[axes].instead_of(node.target, node.args)
+            if quicker is not None:
+                node.target, node.args = quicker, node.args[:at]
+                for user in node.users:
+                    user.target = wait
+                return
+        node.args = (*node.args[:at], group.group_name)
+
+    def _group(self, axes: str) -> dist.ProcessGroup:
         """The process group along these axes. All ranks ask for the same groups in the same order."""
         if axes not in self._groups:
             names = axes.split(".")
             if len(names) == 1:
-                self._groups[axes] = self.mesh.get_group(axes).group_name
+                self._groups[axes] = self.mesh.get_group(axes)
             else:
                 mine = self.grid.group(names, self.rank)
                 made = [dist.new_group(list(ranks)) for ranks in self.grid.groups(names)]
                 own = [g for g, ranks in zip(made, self.grid.groups(names), strict=True) if ranks == mine]
-                self._groups[axes] = own[0].group_name
+                self._groups[axes] = own[0]
         return self._groups[axes]
 
     def place(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
@@ -147,6 +162,10 @@ class ProcessGrid:
     def coordinate(self, axis: str) -> torch.Tensor:
         """This rank's position along an axis."""
         return torch.tensor(self.position[axis], device=self.device)
+
+    def shared(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of rank 0, in the place of this rank's."""
+        return self._from_first(tensor)
 
     def returned(self, value: torch.Tensor, placement: Placement) -> torch.Tensor:
         """A plain tensor where every rank has the whole, a DTensor otherwise."""

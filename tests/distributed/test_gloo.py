@@ -51,6 +51,12 @@ def test_reshards_over_groups_equal_the_parts_of_the_whole(found: Found) -> None
         assert set(rank["reshards"].values()) == {0.0}, rank["reshards"]
 
 
+def test_exchanges_equal_the_collectives_that_they_replace(found: Found) -> None:
+    for rank in found:
+        assert max(rank["exchanges"]["differences"]) < 1e-12, rank["exchanges"]
+        assert rank["exchanges"]["replaced"] == ["reduce_scatter_tensor", "all_to_all_single"]
+
+
 def test_one_rank_searches_and_all_receive_its_plan(found: Found) -> None:
     assert [rank["one rank searches"]["count"] for rank in found] == [1, 0, 0, 0]
     assert all(rank["one rank searches"]["error"]["kind"] == "none" for rank in found)

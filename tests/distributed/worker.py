@@ -26,9 +26,10 @@ from axograph.passes.sharding.collectives import LocalEmitter
 from axograph.passes.sharding.reshard import Resharder
 from axograph.passes.sharding.search import Search
 from axograph.placement import Placement
+from axograph.runtime.exchange import Exchange, wait
 from axograph.runtime.parts import local_part
 from axograph.runtime.process_grid import ProcessGrid
-from axograph.torch_private import fake_tensor_mode
+from axograph.torch_private import collective_op, fake_tensor_mode
 from tests.zoo import BY_NAME, loss_of
 
 
@@ -170,6 +171,38 @@ def reshards() -> dict[str, Any]:
     return worst
 
 
+def exchanges() -> dict[str, Any]:
+    """Exchanges among four ranks, several under way at once, against gloo's own collectives."""
+    group = dist.new_group([0, 1, 2, 3])
+    exchange = Exchange(group)
+    given = torch.randn(8, 3, generator=torch.Generator().manual_seed(dist.get_rank()), dtype=torch.float64)
+    rows = given.view(4, 2, 3)
+    under_way = [
+        exchange.reduce_scatter(given, "sum", 4),
+        exchange.reduce_scatter(given, "max", 4),
+        exchange.all_to_all(rows, [1] * 4, [1] * 4),
+        exchange.all_gather(given, 4),
+    ]
+    right = [given.new_empty(2, 3), given.new_empty(2, 3), torch.empty_like(rows), given.new_empty(32, 3)]
+    for target, kind in zip(right, (dist.ReduceOp.SUM, dist.ReduceOp.MAX), strict=False):
+        dist.reduce_scatter_single(target, given, op=kind, group=group)
+    dist.all_to_all_single(right[2], rows, group=group)
+    dist.all_gather_single(right[3], given, group=group)
+    replaced = [
+        name
+        for name, arguments in (
+            ("all_reduce", (given, "sum", "x")),
+            ("all_gather_into_tensor", (given, 4, "x")),
+            ("reduce_scatter_tensor", (given, "sum", 4, "x")),
+            ("reduce_scatter_tensor", (given, "avg", 4, "x")),
+            ("all_to_all_single", (given, [1] * 4, [1] * 4, "x")),
+        )
+        if exchange.instead_of(collective_op(name), arguments) is not None
+    ]
+    differences = [difference(wait(made), target) for made, target in zip(under_way, right, strict=True)]
+    return {"differences": differences, "replaced": replaced}
+
+
 class Raising(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if dist.get_rank() == 1:
@@ -242,6 +275,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "optimizer made first": optimizer_made_first,
     "different start": different_start,
     "reshards": reshards,
+    "exchanges": exchanges,
     "one rank searches": lambda: searches(fails=False),
     "the search fails": lambda: searches(fails=True),
     "world size": world_size,
