@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ class Compiled:
     backward: Runner | None = field(init=False)
     shown: frozenset[int] = field(init=False)
     """Which saved values the user also holds, as outputs or buffers: they might be changed in place before backward."""
+    reaches: dict[str | int, frozenset[int]] = field(init=False)
+    """For the target of each gradient, the outputs that a loss may reach it through."""
     names: list[str] = field(init=False)
     """The parameters that the forward half reads, in its order."""
     homes: list[tuple[dict[str, Any], str]] = field(init=False)
@@ -48,6 +50,7 @@ class Compiled:
         behind = self.program.backward
         self.backward = self.engine.bind(behind.graph_module) if behind is not None else None
         self.shown = _shown(self.program)
+        self.reaches = _reaches(behind) if behind is not None else {}
         declared = [*self.program.inputs, *(behind.inputs if behind is not None else ())]
         self.constants = {
             str(i.target): self.engine.place(self.program.constants[str(i.target)], _lies(i))
@@ -96,18 +99,23 @@ class Compiled:
         return self.program.input_structure.count
 
     def run_backward(
-        self, tensors: Sequence[torch.Tensor], saved: list[Any], tangents: Sequence[torch.Tensor | None]
+        self,
+        tensors: Sequence[torch.Tensor],
+        saved: list[Any],
+        tangents: Sequence[torch.Tensor | None],
+        asked: Collection[int],
     ) -> list[torch.Tensor | None]:
-        """The gradient of each of the tensors, None where it has none."""
+        """The gradient of each of the tensors; None where it has none, or no loss of the outputs `asked` reaches it."""
         behind = self.program.backward
         assert behind is not None
         assert self.backward is not None
         values = self._values(behind.inputs, tensors, saved, tangents)
         by_target = {target: position for position, target in enumerate(self._targets(len(tensors)))}
+        unreached = {target for target, outputs in self.reaches.items() if outputs and outputs.isdisjoint(asked)}
         gradients: list[torch.Tensor | None] = [None] * len(tensors)
         for value, declared in zip(self.backward(values), behind.outputs, strict=True):
             position = by_target.get(declared.target)
-            if value is not None and position is not None:
+            if value is not None and position is not None and declared.target not in unreached:
                 gradients[position] = self.engine.gradient(value, _lies(declared), tensors[position])
         return gradients
 
@@ -172,6 +180,17 @@ def _shown(program: Program) -> frozenset[int]:
     return frozenset(int(declared.target) for node, declared in saved if node is not None and base(node) in outputs)
 
 
+def _reaches(behind: Program) -> dict[str | int, frozenset[int]]:
+    """For the target of each gradient of a backward half, the outputs whose tangents it follows from."""
+    found: dict[fx.Node, frozenset[int]] = {}
+    for node, declared in zip(behind.placeholders(), behind.inputs, strict=True):
+        found[node] = frozenset({int(declared.target)} if declared.kind == "tangent" else ())
+    for node in behind.graph.nodes:
+        found.setdefault(node, frozenset().union(*(found[used] for used in node.all_input_nodes)))
+    pairs = zip(behind.results(), behind.outputs, strict=True)
+    return {declared.target: found[node] for node, declared in pairs if node is not None}
+
+
 def _lies(declared: Input | Output) -> Placement:
     assert declared.placement is not None
     return declared.placement
@@ -221,7 +240,7 @@ class _Run(torch.autograd.Function):
         for i in set(compiled.program.differentiable) - asked:
             shape, dtype, device = ctx.outputs[i]
             complete[i] = torch.zeros(shape, dtype=dtype, device=device)
-        return (None, *compiled.run_backward(tensors, saved, complete))
+        return (None, *compiled.run_backward(tensors, saved, complete, asked))
 
 
 def _taken(ctx: Any) -> tuple[Sequence[torch.Tensor], list[Any]]:
