@@ -10,6 +10,7 @@ from torch import fx
 from torch.fx.graph import CodeGen
 
 from axograph.runtime.native import call_natively
+from axograph.torch_private import collective_op
 
 aten = torch.ops.aten
 
@@ -30,10 +31,27 @@ def boxed(graph: fx.Graph) -> Boxed:
     copied = fx.Graph()
     copied.output(copied.graph_copy(graph, {}))
     _write_in_place(copied)
+    _hold_what_is_sent(copied)
     call_natively(copied)
     copied.set_codegen(_BoxedCode())
     run: Boxed = fx.GraphModule(torch.nn.Module(), copied).forward
     return run
+
+
+def _hold_what_is_sent(graph: fx.Graph) -> None:
+    """Let the input of a collective live until the wait, so that its memory is not given away while it is read.
+
+    An all-reduce works on a copy of its own.
+    """
+    wait, all_reduce = collective_op("wait_tensor"), collective_op("all_reduce")
+
+    def waited(result: torch.Tensor, *sent: torch.Tensor) -> torch.Tensor:
+        finished: torch.Tensor = wait(result)
+        return finished
+
+    for node in graph.nodes:
+        if node.target is wait and isinstance(node.args[0], fx.Node) and node.args[0].target is not all_reduce:
+            node.target, node.args = waited, (node.args[0], *node.args[0].all_input_nodes)
 
 
 _SCATTERS = {aten.scatter.src: aten.scatter_.src, aten.scatter.value: aten.scatter_.value}

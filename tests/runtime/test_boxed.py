@@ -13,6 +13,7 @@ from axograph.capture.program import Facts
 from axograph.passes.rewrite import Emitter
 from axograph.runtime.boxed import boxed
 from axograph.runtime.native import FUNCTIONS, METHODS
+from axograph.torch_private import collective_op
 
 aten = torch.ops.aten
 
@@ -55,6 +56,19 @@ def test_a_sum_is_written_over_a_product_that_nothing_else_needs() -> None:
     assert "add_" in run.__self__.code  # type: ignore[attr-defined]
     (result,) = run([a.clone(), b])
     torch.testing.assert_close(result, a @ b + a)
+
+
+@pytest.mark.parametrize(("kind", "held"), [("all_gather_into_tensor", True), ("all_reduce", False)])
+def test_what_a_collective_reads_lives_until_the_wait(kind: str, held: bool) -> None:
+    """An all-reduce has copied it by then."""
+    graph = fx.Graph()
+    sent, other = graph.placeholder("sent"), graph.placeholder("other")
+    start = graph.call_function(collective_op(kind), (sent, 2, "x"))
+    product = graph.call_function(aten.mm.default, (other, other))
+    graph.output((graph.call_function(collective_op("wait_tensor"), (start,)), product))
+    lines = boxed(graph).__self__.code.splitlines()  # type: ignore[attr-defined]
+    dies = next(at for at, line in enumerate(lines) if "sent = None" in line)
+    assert ("wait" in lines[dies]) == held
 
 
 @pytest.mark.parametrize("kind", ["input", "second use", "output", "view", "broadcast"])
