@@ -12,7 +12,6 @@ from tests.cases.same import (
     DATA2,
     X2,
     X_DATA,
-    XY,
     XYZ,
     XZ,
     Y2,
@@ -98,39 +97,3 @@ def test_hooks_see_finished_gradients(grid: Grid) -> None:
     ours, theirs = seen(axograph.parallelize(made(_mlp), grid=grid)), seen(made(_mlp))
     assert [len(calls) for calls in ours.values()] == [1, 1, 1, 1]
     assert_equal(ours, theirs, "gradients in hooks")
-
-
-class Deep(nn.Module):
-    """Four blocks with norms, where the order of sums could move."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(4))
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for norm, layer in zip(self.norms, self.layers, strict=True):
-            x = x + F.gelu(layer(norm(x)))
-        return x
-
-
-@pytest.mark.parametrize("grid", [XY, XZ], ids=str)
-def test_ten_steps_of_training_are_the_same_each_time(grid: Grid) -> None:
-    """A run differs from the one before it, and from one process, by the order in which gradients arrive.
-
-    After https://github.com/axonn-ai/distrib-dl-tutorial/issues/17.
-    """
-    x = numbers(8, 3, 16)
-
-    def trained(model: nn.Module) -> list[torch.Tensor]:
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-4)
-        for step in range(10):
-            optimizer.zero_grad()
-            (model(x + step) - x).pow(2).mean().backward()
-            optimizer.step()
-        return [p.detach() for p in model.parameters()]
-
-    with captured_once():
-        first, second = (trained(axograph.parallelize(made(Deep), grid=grid)) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert_equal(first, trained(made(Deep)), "parameters after ten steps")
