@@ -93,6 +93,22 @@ class Tied(nn.Module):
         return F.cross_entropy(self.head(h).flatten(0, 1), labels.flatten())
 
 
+class Branches(nn.Module):
+    """Four layers side by side in a table of no order, between an embedding and a head of a prime number of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(13, 8), nn.Linear(8, 13)
+        self.norm = nn.LayerNorm(8)
+        self.layers = nn.ModuleDict({name: nn.Linear(8, 8) for name in "zbxa"})
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.table(tokens))
+        parts = {name: torch.tanh(layer(x)) for name, layer in self.layers.items()}
+        halves = (sum(parts.values()) + x).to(torch.float32)  # a cast, then views, come first after a collective
+        return self.head(halves.view(-1, 2, 4).transpose(0, 1).reshape(*x.shape).to(torch.float64))
+
+
 def watched(
     module: nn.Module, inputs: Sequence[torch.Tensor], steps: int, pause: Callable[[], Any] = lambda: None
 ) -> list[torch.Tensor]:

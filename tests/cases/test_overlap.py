@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import axograph
-from tests.cases.overlapping import Tied, assert_safe, halves, issued, watched
+from tests.cases.overlapping import Branches, Tied, assert_safe, halves, issued, watched
 from tests.cases.same import (
     DATA2,
     X2,
@@ -45,22 +45,6 @@ def test_overlap_changes_no_bit_of_training(grid: Grid) -> None:
     assert len(seen) == len(other)
     assert all(torch.equal(a, b) for a, b in zip(seen, other, strict=True))
     assert_equal(seen, watched(made(Tied), inputs, 20), "the unmodified model")
-
-
-class Branches(nn.Module):
-    """Four layers side by side in a table of no order, between an embedding and a head of a prime number of tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = nn.Embedding(13, 8), nn.Linear(8, 13)
-        self.norm = nn.LayerNorm(8)
-        self.layers = nn.ModuleDict({name: nn.Linear(8, 8) for name in "zbxa"})
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.norm(self.table(tokens))
-        parts = {name: torch.tanh(layer(x)) for name, layer in self.layers.items()}
-        halves = (sum(parts.values()) + x).to(torch.float32)  # a cast, then views, come first after a collective
-        return self.head(halves.view(-1, 2, 4).transpose(0, 1).reshape(*x.shape).to(torch.float64))
 
 
 @pytest.mark.parametrize("grid", [X_DATA, XY, YZ], ids=str)

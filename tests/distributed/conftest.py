@@ -20,6 +20,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    seeded = 'PYTHONHASHSEED=$RANK exec "$0" "$@"'  # each rank has its own hashes of strings, in every run the same
+    command += ["--no-python", "sh", "-c", seeded, sys.executable]
     done = subprocess.run(
         [*command, str(Path(__file__).with_name("worker.py")), str(folder)],
         env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},

@@ -102,3 +102,28 @@ def test_inputs_that_differ_are_refused_on_every_rank(found: Found) -> None:
         error = rank["different inputs"]
         assert error["kind"] == "AgreementError"
         assert "rank 3 passes other inputs" in error["text"]
+
+
+def test_overlap_changes_no_bit_of_training(found: Found) -> None:
+    """Losses, gradients in hooks and after them, and weights of twenty steps, some of them tied."""
+    for rank in found:
+        assert rank["overlap"]["seen"] == 20 * (1 + 7) + 7
+        assert rank["overlap"]["different"] == 0
+        assert rank["overlap"]["worst"] < 1e-9
+
+
+def test_all_ranks_of_a_group_issue_the_same_collectives_in_the_same_order(found: Found) -> None:
+    by_rank = [rank["overlap"] for rank in found]
+    for way in ("on", "off"):
+        groups = {tuple(group) for calls in by_rank for _, group, _ in calls[way]}
+        assert len(groups) >= 4
+        for group in groups:
+            orders = [[call for call in by_rank[rank][way] if tuple(call[1]) == group] for rank in group]
+            assert orders == [orders[0]] * len(group)
+    for calls in by_rank:
+        assert calls["on"] != calls["off"]
+        assert sorted(calls["on"]) == sorted(calls["off"])
+
+
+def test_the_program_does_not_depend_on_the_hashes_of_strings(found: Found) -> None:
+    assert len({rank["each searches"]["hash"] for rank in found}) == 4

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,21 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import axograph
-from axograph.capture.program import Facts
+from axograph.capture.program import Facts, facts
 from axograph.cost_model import RingModel
+from axograph.cost_model.protocol import Collective
 from axograph.grid import Grid
 from axograph.passes.sharding.collectives import LocalEmitter
 from axograph.passes.sharding.reshard import Resharder
 from axograph.passes.sharding.search import Search
 from axograph.placement import Placement
+from axograph.runtime import process_grid
 from axograph.runtime.exchange import Exchange, wait
 from axograph.runtime.parts import local_part
 from axograph.runtime.process_grid import ProcessGrid
 from axograph.torch_private import collective_op, fake_tensor_mode
+from tests.cases.overlapping import Branches, Tied, watched
+from tests.cases.same import captured_once
 from tests.zoo import BY_NAME, loss_of
 
 
@@ -264,6 +270,67 @@ def searches(fails: bool) -> dict[str, Any]:
     return {"count": count, "plan": plan, "error": error, "explained": str(module.plan.explain("2"))}
 
 
+def overlap() -> dict[str, Any]:
+    """Twenty steps with collectives under way, and with each waited for at once, on ranks that are late at times."""
+    grid = (2, 1, 2, 1)
+    inputs = torch.arange(24).reshape(4, 6) * 7 % 24, torch.arange(24).reshape(4, 6) * 5 % 23
+    late = random.Random(dist.get_rank())
+    seen, issued = {}, {}
+    with captured_once():
+        for overlap in (True, False):
+            torch.manual_seed(0)
+            model = Tied().double()
+            with recorded(Grid(*grid)) as issued[overlap]:
+                module = axograph.parallelize(model, grid, scheme="axonn", overlap=overlap)
+                seen[overlap] = watched(module, inputs, 20, pause=lambda: time.sleep(late.choice([0.0, 0.0, 0.01])))
+    torch.manual_seed(0)
+    original = Tied().double()
+    watched(original, inputs, 20)
+    worst = max(difference(a, b) for a, b in zip(module.parameters(), original.parameters(), strict=True))
+    different = sum(not torch.equal(a, b) for a, b in zip(seen[True], seen[False], strict=True))
+    return {"seen": len(seen[True]), "different": different, "worst": worst, "on": issued[True], "off": issued[False]}
+
+
+@contextmanager
+def recorded(grid: Grid) -> Iterator[list[tuple[str, list[int], list[int]]]]:
+    """The collectives that modules made in this context start: (kind, ranks of the group, shape of what is sent)."""
+    calls: list[tuple[str, list[int], list[int]]] = []
+    boxed = process_grid.boxed
+
+    def noted(node: torch.fx.Node, moved: Collective) -> Callable[..., Any]:
+        start, ranks = node.target, list(grid.group(moved.axes, dist.get_rank()))
+
+        def call(sent: torch.Tensor, *args: Any) -> Any:
+            calls.append((moved.kind, ranks, list(sent.shape)))
+            return start(sent, *args)  # type: ignore[operator]
+
+        return call
+
+    def bind(graph: torch.fx.Graph) -> Any:
+        for node in graph.nodes:
+            moved = facts(node).collective
+            if moved is not None:
+                node.target = noted(node, moved)
+        return boxed(graph)
+
+    process_grid.boxed = bind
+    try:
+        yield calls
+    finally:
+        process_grid.boxed = boxed
+
+
+def each_searches() -> dict[str, Any]:
+    """Every rank searches by itself, with its own hashes of strings: the programs are compared as always."""
+    once, ProcessGrid.once = ProcessGrid.once, None  # type: ignore[method-assign, assignment]
+    tokens = torch.arange(12).reshape(4, 3)
+    try:
+        axograph.parallelize(Branches().double(), (1, 2, 2, 1), sample_inputs=(tokens,))
+    finally:
+        ProcessGrid.once = once  # type: ignore[method-assign]
+    return {"hash": hash("name")}
+
+
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "gpt on x and z": lambda: training("gpt", (2, 1, 2, 1)),
     "gpt2 on y and data": lambda: training("gpt2", (1, 2, 1, 2)),
@@ -282,6 +349,8 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "different programs": different_programs,
     "one fails": one_fails,
     "different inputs": different_inputs,
+    "overlap": overlap,
+    "each searches": each_searches,
 }
 
 
