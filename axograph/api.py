@@ -18,6 +18,7 @@ from axograph.codegen.module import ParallelModule
 from axograph.cost_model import CostModel, RingModel
 from axograph.errors import AxographError, GridError
 from axograph.grid import Grid
+from axograph.passes.remat import Remat, known_remat
 from axograph.passes.sharding.constraints import Constraints, UserPlan
 from axograph.passes.sharding.schemes import Scheme
 from axograph.pipeline import Observer
@@ -36,6 +37,7 @@ def parallelize(
     batch_dims: Mapping[str, int | None] | None = None,
     outputs: Outputs = "auto",
     memory_bytes: float | None = None,
+    remat: Remat = "none",
     overlap: bool = True,
     pipeline: Pipeline | None = None,
     observers: Sequence[Observer] = (),
@@ -62,6 +64,9 @@ def parallelize(
         outputs: how outputs that are no scalars are returned.
         memory_bytes: the most that a rank may hold during a step of training with AdamW; None for the memory of the
             cost model's machine.
+        remat: what backward recomputes rather than being given it, beside what the model itself runs under
+            `torch.utils.checkpoint`: "none", the insides of the model's numbered layers ("block"), or as little as fits
+            into `memory_bytes` ("auto").
         overlap: whether collectives run while ranks compute. False leaves out the passes that only serve that: every
             collective stays where its result is needed and is waited for at once. Moving collectives changes no bit
             of any number.
@@ -80,6 +85,7 @@ def parallelize(
     """
     whole = Grid.of(grid)
     Scheme.named(scheme)
+    known_remat(remat)
     if cost_model is not None and not isinstance(cost_model, CostModel):
         raise AxographError(
             f"{type(cost_model).__name__} is not a cost model",
@@ -103,6 +109,7 @@ def parallelize(
         outputs=outputs,
         memory_bytes=getattr(priced, "memory_bytes", math.inf) if memory_bytes is None else memory_bytes,
         device=device,
+        remat=remat,
         overlap=overlap,
         pipeline=pipeline,
         observers=tuple(observers),

@@ -116,6 +116,8 @@ class Plan(Mapping[str, MatmulPlacement]):
     """"optimal", or what is known of the distance to the optimum."""
     memory: MemoryEstimate | None = None
     """The most that one rank holds during a step."""
+    remat: str = "none"
+    """What backward recomputes for that, beside the checkpointed calls of the model: "none", "block" or "auto"."""
     notes: tuple[str, ...] = field(default=())
     """What else was decided for the user."""
     explainer: Callable[[str], Explanation] | None = field(default=None, compare=False, repr=False)
@@ -141,6 +143,7 @@ class Plan(Mapping[str, MatmulPlacement]):
         header += f": {duration(self.cost_s)} a step before overlap, {self.certificate}"
         if self.memory:
             header += f"\n  a rank holds at most {self.memory}"
+            header += f", with remat={self.remat!r}" if self.remat != "none" else ""
         width = max((len(path) for path in self.matmuls), default=0)
         lines = [header]
         for path, placed in self.matmuls.items():

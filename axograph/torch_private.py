@@ -7,6 +7,7 @@ expect them and still take the arguments that we pass.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -100,6 +101,63 @@ def describe_output(described: Any) -> tuple[str, str | int] | None:
         if isinstance(of, d.PlainAOTInput):
             return "gradient", of.idx
     raise NotImplementedError(f"an output of kind {described}")
+
+
+_CHECKPOINT = "axograph_checkpoint"
+
+
+@contextmanager
+def checkpoints_numbered() -> Iterator[None]:
+    """A context for a trace in which checkpointed calls just run, their operators marked with the number of the call.
+
+    Of calls inside each other, the outermost counts. A reentrant one gives, as in torch, no gradients where none of
+    its inputs takes any. What a policy would save (`context_fn`) is not looked at.
+    """
+    import torch.utils.checkpoint as module
+
+    numbers = itertools.count()
+    within: list[int] = []
+
+    @contextmanager
+    def marked() -> Iterator[None]:
+        from torch.fx.traceback import annotate, preserve_node_meta
+
+        if within:
+            yield
+            return
+        within.append(next(numbers))
+        try:
+            with preserve_node_meta(), annotate({_CHECKPOINT: within[0]}):
+                yield
+        finally:
+            within.pop()
+
+    class Reentrant:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            asked = any(isinstance(given, torch.Tensor) and given.requires_grad for given in args)
+            with marked(), torch.set_grad_enabled(asked and torch.is_grad_enabled()):
+                return function(*args)
+
+    def not_reentrant(*_: Any, **__: Any) -> Iterator[None]:
+        with marked():
+            yield
+
+    names = {"CheckpointFunction": Reentrant, "_checkpoint_without_reentrant_generator": not_reentrant}
+    known = {name: getattr(module, name) for name in names}
+    try:
+        for name, other in names.items():
+            setattr(module, name, other)
+        yield
+    finally:
+        for name, own in known.items():
+            setattr(module, name, own)
+
+
+def checkpoint_number(node: fx.Node) -> int | None:
+    """The number of the checkpointed call that an operator was traced in."""
+    number: int | None = (node.meta.get("custom") or {}).get(_CHECKPOINT)
+    return number
 
 
 def data_dependent_errors() -> tuple[type[Exception], ...]:

@@ -80,6 +80,8 @@ class Facts:
     phase: Literal["forward", "backward"] = "forward"
     forward: str | None = None
     """For a backward node: the name of the forward node whose derivative it is."""
+    checkpoint: int | None = None
+    """Which of the model's calls of `torch.utils.checkpoint.checkpoint` the node lies in, counted from 0."""
     placements: tuple[Placement | None, ...] = ()
     """Where each output lies for those who use it; empty before the sharding pass, None for what is no tensor."""
     strategy: object = None

@@ -23,6 +23,8 @@ from axograph.capture.program import FACTS, Facts, Input, Output, Program, facts
 from axograph.capture.structure import Structure
 from axograph.errors import CaptureError, UnsupportedError
 from axograph.torch_private import (
+    checkpoint_number,
+    checkpoints_numbered,
     data_dependent_errors,
     describe_input,
     describe_output,
@@ -101,7 +103,8 @@ def capture(
     with outside_fake_mode(), _fake_state(model, mode, device), plain, contextlib.ExitStack() as stack:
         fakes = tuple(_fake(tensor, mode, device) for tensor in tensors)
         try:
-            exported = torch.export.export(flat, fakes, strict=False).module(check_guards=False)
+            with checkpoints_numbered():
+                exported = torch.export.export(flat, fakes, strict=False).module(check_guards=False)
             joint = export_joint(stack, exported, fakes, DECOMPOSITIONS, BY_TORCH)
         except CaptureError:
             raise
@@ -306,6 +309,7 @@ def _record_facts(graph: fx.Graph) -> None:
             source=source or ("" if _module_path(node) else maker.source),
             phase="backward" if is_backward else "forward",
             forward=forward.get(number) if is_backward and number is not None else None,
+            checkpoint=None if is_backward else checkpoint_number(node),
         )
 
 

@@ -21,6 +21,7 @@ from axograph.passes.group_heads import GroupHeads
 from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
 from axograph.passes.recognize_causal import RecognizeCausal
+from axograph.passes.remat import Remat
 from axograph.passes.scheduling.schedule import Schedule
 from axograph.passes.sharding.constraints import Entry
 from axograph.passes.sharding.decision import Once
@@ -58,6 +59,8 @@ class Compiler:
     observers: tuple[Observer, ...] = ()
     memory_bytes: float = math.inf
     """The most that a rank may hold during a step."""
+    remat: Remat = "none"
+    """What backward recomputes, beside the checkpointed calls of the model."""
     stored: dict[str, Placement] = field(default_factory=dict)
     """Where earlier programs, or the user's plan, stored the parameters: later ones find them there."""
 
@@ -87,6 +90,7 @@ class Compiler:
             entries=self.entries,
             once=self.once,
             memory_bytes=self.memory_bytes,
+            remat=self.remat,
         )
         localize = Localize(grid=self.grid, cost_model=self.cost_model)
         standard: tuple[Pass, ...] = (
@@ -97,7 +101,7 @@ class Compiler:
             shard,
             localize,
             Simplify(),
-            Split(grid=self.grid, cost_model=self.cost_model),
+            Split(grid=self.grid, cost_model=self.cost_model, remat=self.remat, memory_bytes=self.memory_bytes),
         )
         if self.overlap:
             standard += (Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),)

@@ -10,22 +10,46 @@ where it is stored as soon as it is made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from operator import itemgetter
 
 import torch
 from torch import fx
 
 from axograph.capture.program import Input, Output, Program, facts, value
+from axograph.cost_model.memory import readable
 from axograph.cost_model.protocol import CostModel
+from axograph.explanation import duration
 from axograph.grid import Grid
-from axograph.passes.sharding.arguments import is_pick
+from axograph.passes.dataflow import ancestors, at_hand, behind, from_parameters, is_view, with_picks
+from axograph.passes.least_remat import LeastRemat
+from axograph.passes.remat import Remat, recomputed
+from axograph.passes.scheduling.memory import Lifetimes
+from axograph.passes.scheduling.tasks import Tasks
+from axograph.plan import Plan
 from axograph.torch_private import graph_module
 
-aten = torch.ops.aten
+_TRIES = 6
+"""How often the room for what is in passing is corrected."""
 
-_VIEWS = {aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int}
+_Results = list[tuple[fx.Node | None, Output]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A program that is to be split."""
+
+    program: Program
+    ahead: _Results
+    """What forward returns to the user."""
+    after: _Results
+    """The gradients."""
+    forward: set[fx.Node]
+    """The operators of the forward half."""
+    again: set[fx.Node]
+    """What follows from parameters, and is made again unless that costs more than holding it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +59,10 @@ class Split:
     grid: Grid | None = None
     cost_model: CostModel | None = None
     """Says what it costs to gather a weight again and to hold it gathered; without it all are gathered again."""
+    remat: Remat = "none"
+    """What backward makes again, beside the checkpointed calls of the model."""
+    memory_bytes: float = math.inf
+    """The most that a rank may hold during a step: what "auto" goes by."""
     name: str = "split"
     preserves_numerics: bool = True
 
@@ -42,38 +70,86 @@ class Split:
         """The forward program, with the backward one in `backward`; that is None where nothing takes gradients."""
         pairs = list(zip(program.results(), program.outputs, strict=True))
         ahead = [(result, declared) for result, declared in pairs if declared.kind != "gradient"]
-        behind = [(result, declared) for result, declared in pairs if declared.kind == "gradient"]
-        if not behind:
+        after = [(result, declared) for result, declared in pairs if declared.kind == "gradient"]
+        if not after:
             return _half(program, ahead, (), "Forward")
         forward = with_picks(ancestors(result for result, _ in ahead))
-        saved = self._saved(program, forward, [result for result, _ in behind])
-        kept = [*ahead, *((node, Output(kind="saved", target=i)) for i, node in enumerate(saved))]
-        first = _half(program, kept, (), "Forward")
-        return replace(first, backward=_half(program, behind, saved, "Backward", late=forward))
-
-    def _saved(self, program: Program, forward: set[fx.Node], gradients: Sequence[fx.Node | None]) -> list[fx.Node]:
-        """The values of the forward graph that backward is given, in the order of the graph."""
         again = from_parameters(program)
-        declared = zip(program.placeholders(), program.inputs, strict=True)
+        whole = _Whole(program, ahead, after, forward, again)
+        if self.remat == "auto" and program.plan is not None and program.plan.remat == "block":
+            return self._least(whole, program.plan)
+        return self._halves(whole, recomputed(program.graph, forward, blocks=self.remat == "block"))
+
+    def _halves(self, whole: _Whole, redone: set[fx.Node]) -> Program:
+        """The two halves, of which the second runs these operators again where it needs what they make."""
+        saved = self._saved(whole, redone)
+        kept = [*whole.ahead, *((node, Output(kind="saved", target=i)) for i, node in enumerate(saved))]
+        first = _half(whole.program, kept, (), "Forward")
+        return replace(first, backward=_half(whole.program, whole.after, saved, "Backward", late=whole.forward))
+
+    def _least(self, whole: _Whole, plan: Plan) -> Program:
+        """The halves with the least recomputation that fits into memory.
+
+        What is alive in passing is known of two halves only: the room for the rest is corrected by what it was.
+        """
+        assert self.grid is not None
+        assert self.cost_model is not None
+        assert plan.memory is not None
+        tasks = Tasks(whole.program, self.grid, self.cost_model)
+        times_s = {node: task.time_s for node, task in tasks.of.items()}
+        gradients = [result for result, _ in whole.after]
+        choice = LeastRemat(whole.program.graph, whole.forward, gradients, whole.again, lambda n: times_s.get(n, 0.0))
+        room = self.memory_bytes - (plan.memory.total - plan.memory.saved - plan.memory.passing)
+        most = room
+        found: list[tuple[float, Program]] = []
+        for _ in range(_TRIES):
+            redone = choice.within(most)
+            if redone is None:
+                break
+            halves = self._halves(whole, redone)
+            saved, passing = _saved_bytes(halves), self._passing_bytes(halves)
+            if saved + passing <= room:
+                again_s = choice.seconds(self._behind(whole, redone)[1] & redone)
+                found.append((again_s, _told(halves, plan, self.memory_bytes, again_s, saved, passing)))
+                if len(found) > 1:
+                    break
+            most += room - saved - passing
+        if not found:
+            return self._halves(whole, recomputed(whole.program.graph, whole.forward, blocks=True))
+        return min(found, key=itemgetter(0))[1]
+
+    def _passing_bytes(self, program: Program) -> int:
+        """The most that is alive at once in a half, but for what goes in and comes out."""
+        assert self.grid is not None
+        assert self.cost_model is not None
+        most = 0
+        half: Program | None = program
+        while half is not None:
+            lifetimes = Lifetimes(Tasks(half, self.grid, self.cost_model))
+            lifetimes.size.update(dict.fromkeys((*lifetimes.inputs, *lifetimes.results), 0))
+            most = max(most, lifetimes.peak(list(half.graph.nodes)))
+            half = half.backward
+        return most
+
+    def _saved(self, whole: _Whole, redone: set[fx.Node]) -> list[fx.Node]:
+        """The values of the forward graph that backward is given, in the order of the graph."""
+        found, _ = self._behind(whole, redone)
+        return [node for node in whole.program.graph.nodes if node in found]
+
+    def _behind(self, whole: _Whole, redone: set[fx.Node]) -> tuple[set[fx.Node], set[fx.Node]]:
+        """What backward is given, and what it makes."""
+        declared = zip(whole.program.placeholders(), whole.program.inputs, strict=True)
         buffers = {node for node, about in declared if about.kind == "buffer"}
-        found: set[fx.Node] = set()
-        seen: set[fx.Node] = set()
-        waiting = [node for node in gradients if node is not None]
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
+
+        def saves(node: fx.Node) -> bool:
             if node.op == "placeholder":
-                if node in buffers:
-                    found.add(node)
-                continue
-            whole = isinstance(node.meta.get("val"), torch.Tensor)
-            if node in forward and whole and not is_view(node) and (node not in again or self._kept(node, again)):
-                found.add(node)
-            else:
-                waiting += node.all_input_nodes
-        return [node for node in program.graph.nodes if node in found]
+                return node in buffers
+            is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+            if node not in whole.forward or node in redone or not is_tensor or is_view(node):
+                return False
+            return node not in whole.again or self._kept(node, whole.again)
+
+        return behind((result for result, _ in whole.after), saves)
 
     def _kept(self, node: fx.Node, again: set[fx.Node]) -> bool:
         """Whether what follows from parameters is cheaper to hold until backward than to communicate again."""
@@ -84,64 +160,26 @@ class Split:
         return again_s > self.cost_model.hold_s(value(node).numel() * value(node).element_size())
 
 
-def ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) -> set[fx.Node]:
-    """These nodes and all that they are made from, not looking behind the nodes of `stop`."""
-    found: set[fx.Node] = set()
-    ends = set(stop)
-    waiting = [node for node in nodes if node is not None]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            if node not in ends:
-                waiting += node.all_input_nodes
-    return found
+def _told(halves: Program, plan: Plan, limit_bytes: float, again_s: float, saved: float, passing: float) -> Program:
+    """The halves with a plan that says what is recomputed, and what a rank holds then."""
+    assert plan.memory is not None
+    assert halves.backward is not None
+    note = f"backward recomputes for {duration(again_s)}, so that a step fits into {readable(limit_bytes)}"
+    memory = replace(plan.memory, saved=float(saved), passing=float(passing))
+    told = replace(plan, remat="auto", memory=memory, notes=(*plan.notes, note))
+    return replace(halves, plan=told, backward=replace(halves.backward, plan=told))
 
 
-def with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
-    """These nodes, and all that picks one of their outputs: what an operator makes for backward is made forward."""
-    return nodes | {user for node in nodes for user in node.users if is_pick(user)}
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether a node moves no data. A reshape moves some where the strides do not allow a view."""
-    if node.target is aten.contiguous.default:
-        return value(node.all_input_nodes[0]).is_contiguous()
-    if node.target is not aten.reshape.default:
-        return node.target in _VIEWS
-    source = value(node.all_input_nodes[0])
-    return _has_view(tuple(source.shape), source.stride(), tuple(value(node).shape))
-
-
-@cache
-def _has_view(shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    try:
-        torch.empty_strided(shape, strides, device="meta").view(wanted)
-    except RuntimeError:
-        return False
-    return True
-
-
-def from_parameters(program: Program) -> set[fx.Node]:
-    """The nodes that follow from parameters and this rank's coordinates alone."""
-    declared = dict(zip(program.placeholders(), program.inputs, strict=True))
-    alone: set[fx.Node] = set()
-    with_parameter: set[fx.Node] = set()
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and declared[node].kind in ("parameter", "coordinate"):
-            alone.add(node)
-            if declared[node].kind == "parameter":
-                with_parameter.add(node)
-        elif node.op == "call_function" and all(argument in alone for argument in node.all_input_nodes):
-            alone.add(node)
-            if any(argument in with_parameter for argument in node.all_input_nodes):
-                with_parameter.add(node)
-    return with_parameter
+def _saved_bytes(program: Program) -> int:
+    """What forward saves, but for buffers."""
+    pairs = zip(program.results(), program.outputs, strict=True)
+    saved = [node for node, declared in pairs if declared.kind == "saved" and node is not None]
+    return sum(value(node).numel() * value(node).element_size() for node in saved if node.op != "placeholder")
 
 
 def _half(
     program: Program,
-    results: list[tuple[fx.Node | None, Output]],
+    results: _Results,
     saved: Sequence[fx.Node],
     name: str,
     late: Collection[fx.Node] = (),
@@ -160,20 +198,22 @@ def _half(
         made[node] = graph.placeholder(node.name)
         made[node].meta = dict(node.meta)
         inputs.append(Input(kind="saved", target=i))
-    at_hand = _at_hand(program)
-    finishing = _finishing(program, members, at_hand)
+    ready = at_hand(program)
+    finishing = _finishing(program, members, ready)
 
     def make(node: fx.Node) -> None:
-        if node in made:
-            return
-        for argument in node.all_input_nodes:
-            make(argument)
-        if node in made:  # an argument brought it along
-            return
-        made[node] = graph.node_copy(node, made.__getitem__)
-        for user in node.users:
-            if user in finishing and node not in at_hand:
-                make(user)
+        waiting = [node]
+        while waiting:
+            last = waiting[-1]
+            missing = [argument for argument in last.all_input_nodes if argument not in made]
+            if missing and last not in made:
+                waiting += reversed(missing)
+                continue
+            waiting.pop()
+            if last not in made:
+                made[last] = graph.node_copy(last, made.__getitem__)
+                if last not in ready:
+                    waiting += [user for user in reversed(last.users) if user in finishing]
 
     for node in program.graph.nodes:
         if node.op == "call_function" and node in members and node not in late:
@@ -188,26 +228,13 @@ def _half(
     )
 
 
-def _at_hand(program: Program) -> set[fx.Node]:
-    """Coordinates, and what follows from nothing else."""
-    declared = dict(zip(program.placeholders(), program.inputs, strict=True))
-    found: set[fx.Node] = set()
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            if declared[node].kind == "coordinate":
-                found.add(node)
-        elif node.op == "call_function" and all(argument in found for argument in node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _finishing(program: Program, members: set[fx.Node], at_hand: set[fx.Node]) -> set[fx.Node]:
+def _finishing(program: Program, members: set[fx.Node], ready: set[fx.Node]) -> set[fx.Node]:
     """The nodes that only bring one value to where it is a result: each has one input, but for those at hand."""
     ends = {program.graph.output_node()}
     found: set[fx.Node] = set()
     for node in reversed(program.graph.nodes):
-        if node.op == "call_function" and node in members and node not in at_hand:
+        if node.op == "call_function" and node in members and node not in ready:
             used = all(user in found or user in ends for user in node.users if user in members or user in ends)
-            if used and sum(argument not in at_hand for argument in node.all_input_nodes) == 1:
+            if used and sum(argument not in ready for argument in node.all_input_nodes) == 1:
                 found.add(node)
     return found

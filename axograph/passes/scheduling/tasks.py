@@ -16,9 +16,9 @@ from axograph.capture.program import DTYPE_NAMES, Program, facts
 from axograph.cost_model.protocol import Compute, CostModel
 from axograph.cost_model.simulator import STREAM, Step
 from axograph.grid import Grid
+from axograph.passes.dataflow import from_parameters, is_view
 from axograph.passes.sharding.arguments import is_pick, output_tensors, tensor_arguments
 from axograph.passes.sharding.rules import RuleBook
-from axograph.passes.split import from_parameters, is_view
 from axograph.torch_private import collective_op
 
 aten = torch.ops.aten

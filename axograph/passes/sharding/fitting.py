@@ -16,11 +16,13 @@ import numpy as np
 from axograph.cost_model.memory import MemoryEstimate, readable
 from axograph.errors import AxographError, PlanError
 from axograph.grid import Grid
+from axograph.passes.dataflow import is_view
 from axograph.passes.sharding.arguments import tensor_of
 from axograph.passes.sharding.capped import minimize_within, priced_by
 from axograph.passes.sharding.elimination import Problem, Solution, minimize
 from axograph.passes.sharding.memory import Held
 from axograph.passes.sharding.passing import passing_bytes
+from axograph.passes.sharding.work import local_work
 
 if TYPE_CHECKING:
     from axograph.passes.sharding.search import Assignment, Search
@@ -47,7 +49,7 @@ def estimate(search: Search, held: Held, states: Mapping[Hashable, int], decided
 
 
 def within_memory(search: Search, problem: Problem, held: Held, free: Assignment) -> Assignment:
-    """The cheapest assignment that fits, given the cheapest one of all, which does not; `PlanError` if none fits."""
+    """The cheapest assignment that fits, given the cheapest one of all, which does not; of none, what holds least."""
     fitting = _Fitting(search, problem, held)
     room = _memory(free).passing
     for _ in range(_MOST_TRIES):
@@ -59,11 +61,27 @@ def within_memory(search: Search, problem: Problem, held: Held, free: Assignment
         room = _memory(decided).passing
     least = fitting.least()
     if _memory(least).total > search.memory_bytes:
-        raise _does_not_fit(search, held, _memory(least))
+        return least
     decided = fitting.cheapest(_memory(least).passing)
     if decided is not None and _memory(decided).total <= search.memory_bytes:
         return decided
     return replace(least, certificate="the plan that holds least: how far from the optimum is not known")
+
+
+def again_s(search: Search, free: Solution, decided: Assignment) -> float:
+    """About the seconds of the least recomputation with which an assignment fits, where it recomputes.
+
+    Those of all that blocks recompute, times the share of its bytes that must go: told by the cheapest assignment.
+    """
+    if not decided.blocks:
+        return 0.0
+    held = search.held(blocks=True)
+    most, least = (_memory(search.read(free, one)).total for one in (search.held(blocks=False), held))
+    share = min(max(most - search.memory_bytes, 0.0) / max(most - least, 1.0), 1.0)
+    redone = [node for node in search.survey.nodes if node in held.redone and not is_view(node)]
+    grid, rules = search.survey.grid, search.survey.rules
+    works = (local_work(node, rules[node], decided.strategies[node], grid) for node in redone)
+    return share * sum(search.model.compute_s(work) for work in works)
 
 
 def _memory(decided: Assignment) -> MemoryEstimate:
@@ -119,18 +137,25 @@ class _Fitting:
         return Problem(unary, self.problem.pair)
 
 
-def _does_not_fit(search: Search, held: Held, least: MemoryEstimate) -> PlanError:
+def does_not_fit(search: Search, problem: Problem, held: Held, least: Assignment) -> PlanError:
+    """What to say where even the assignment that holds least does not fit."""
+    recomputing = f', remat="{search.remat}"' if search.remat != "none" else ""
+    blocks = "with the insides of blocks recomputed, " if held.blocks else ""
     return PlanError(
         "no plan fits into the memory of a rank",
-        asked=f"grid {search.survey.grid}, with {readable(search.memory_bytes)} of memory on each rank",
-        given=f"the plan that holds least, of those found, holds {least}",
+        asked=f"grid {search.survey.grid}, with {readable(search.memory_bytes)} of memory on each rank{recomputing}",
+        given=f"{blocks}the plan that holds least, of those found, holds {_memory(least)}",
         rule="parameters, gradients, optimizer state, what is saved for backward, the batch, and what is alive in "
         "passing fit into the memory of a rank together",
-        remedy=_remedy(search, held),
+        remedy=_remedy(search, problem, held),
     )
 
 
-def _remedy(search: Search, held: Held) -> str:
+def _remedy(search: Search, problem: Problem, held: Held) -> str:
+    if not held.blocks:
+        recomputing = _memory(_Fitting(search, problem, search.held(blocks=True)).least()).total
+        if recomputing <= search.memory_bytes:
+            return f'remat="auto": with the insides of blocks recomputed, a plan holds {readable(recomputing)}'
     tried = 0
     for grid in _grids(search):
         if held.whole_bytes() / grid.size + held.fixed_bytes > search.memory_bytes:
@@ -154,7 +179,7 @@ def _held_on(search: Search, grid: Grid) -> float | None:
         other = type(search)(replace(search.survey, grid=grid), search.model, full_outputs=search.full_outputs)
         other.states.check_pins()
         problem = other.problem()
-        least = _Fitting(other, problem, other.held()).least()
+        least = _Fitting(other, problem, other.held(blocks=search.remat != "none")).least()
     except AxographError:
         return None
     rules = search.survey.rules

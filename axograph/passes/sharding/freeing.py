@@ -28,7 +28,12 @@ def freed(search: Search) -> Assignment:
     usual = Survey(survey.program, grid, Scheme.named(None), survey.batch_dims, survey.stored, survey.entries)
     model, full_outputs = search.states.model, search.states.full_outputs
     best = Search(
-        usual, model, full_outputs=full_outputs, memory_bytes=search.memory_bytes, resharder=search.resharder
+        usual,
+        model,
+        full_outputs=full_outputs,
+        memory_bytes=search.memory_bytes,
+        remat=search.remat,
+        resharder=search.resharder,
     ).run()
     waiting = list(combinations(free, 2))
     while waiting:
@@ -49,6 +54,7 @@ def _with_free(pair: tuple[str, ...], search: Search, known: Assignment) -> Assi
         search.model,
         full_outputs=search.full_outputs,
         memory_bytes=search.memory_bytes,
+        remat=search.remat,
         kept=kept,
         resharder=search.resharder,
     ).run()

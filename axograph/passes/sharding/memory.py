@@ -3,8 +3,9 @@
 Parameters, gradients and optimizer state follow from where a parameter is stored. What forward saves for backward
 follows from where tensors lie for their users, by the rules of the pass `split`: a view keeps the tensor behind it, so
 tensors that are views of each other are held once; each reshard between them holds another copy; and what follows from
-parameters alone is made again, unless holding it costs less. Where two states do not tell whether a copy is shared, it
-is counted: an upper estimate.
+parameters alone is made again, unless holding it costs less. Of what backward recomputes (see `remat`), only copies
+that were brought elsewhere are saved. Where two states do not tell whether a copy is shared, it is counted: an upper
+estimate.
 
 What is alive only in passing depends on more than pairs of states. `passing_bytes` has it for one assignment, by going
 through the program in its order.
@@ -23,12 +24,13 @@ import numpy.typing as npt
 from torch import fx
 
 from axograph.capture.program import DTYPE_NAMES
+from axograph.passes.dataflow import ancestors, behind, from_parameters, is_view, with_picks
+from axograph.passes.remat import recomputed
 from axograph.passes.sharding.arguments import Value, output_tensors, resolve, tensor_arguments, tensor_of
 from axograph.passes.sharding.elimination import Problem
 from axograph.passes.sharding.reshard import Resharder
 from axograph.passes.sharding.states import Member
 from axograph.passes.sharding.survey import Survey
-from axograph.passes.split import ancestors, from_parameters, is_view
 from axograph.placement import Placement
 
 Array = npt.NDArray[np.float64]
@@ -75,6 +77,8 @@ class Held:
     shared: dict[Value, Hashable]
     results: Sequence[Hashable]
     resharder: Resharder
+    blocks: bool = False
+    """Whether backward recomputes the insides of blocks."""
     optimizer_copies: float = 2.0
     """How many tensors like a parameter the optimizer holds for it: AdamW's two moments."""
     alone: defaultdict[_Alone, float] = field(init=False, default_factory=lambda: defaultdict(float))
@@ -86,6 +90,10 @@ class Held:
     forward: set[fx.Node] = field(init=False)
     again: set[fx.Node] = field(init=False)
     """What is made again from parameters rather than saved."""
+    unsaved: set[Value] = field(init=False)
+    """What is recomputed where backward needs it."""
+    redone: set[fx.Node] = field(init=False)
+    """The operators of the forward half that backward may run again, views among them."""
     repeats: set[fx.Node] = field(init=False)
     """Operators of the backward half that do what one of the forward half does: if they lie alike, they become one."""
     _possible: dict[Hashable, npt.NDArray[np.bool_]] = field(init=False, default_factory=dict)
@@ -95,9 +103,20 @@ class Held:
         self.forward = ancestors(result for result, declared in pairs if declared.kind != "gradient")
         self.again = from_parameters(self.survey.program)
         self.repeats = _repeats(self.survey.program.graph, self.forward)
+        inside = recomputed(self.survey.program.graph, with_picks(self.forward), blocks=self.blocks)
+        self.unsaved = {resolve(node) for node in inside}
+        gradients = [result for result, declared in pairs if declared.kind == "gradient"]
+        _, passed = behind(gradients, lambda node: self._ends_walk(node, inside))
+        self.redone = {resolve(node)[0] for node in passed & inside} - self.again
         self._ends()
         if any(declared.kind == "gradient" for _, declared in pairs):
             self._saved()
+
+    def _ends_walk(self, node: fx.Node, inside: set[fx.Node]) -> bool:
+        """Whether backward is given what a node makes, or makes it from parameters."""
+        if node.op == "placeholder" or node in self.again:
+            return True
+        return node in self.forward and node not in inside and not is_view(node)
 
     def problem(self) -> Problem:
         """The bytes of each state and of each pair of states."""
@@ -161,7 +180,7 @@ class Held:
             alive = np.zeros(len(member.inputs))
             read = [resolve(argument) for argument in tensor_arguments(node)]
             for at, value in enumerate(read):
-                if value not in read[:at]:
+                if value not in read[:at] and value not in self.unsaved:  # if brought here, it may be saved
                     alive += self._passing(value, results) * self._local(member.inputs, at, _element_bytes(value))
             for index, tensor in enumerate(output_tensors(node)):
                 if tensor is not None:
@@ -179,7 +198,7 @@ class Held:
                 return False
             value = behind
         node = value[0]
-        held = self.is_kept(node) and self.is_needed(value)
+        held = self.is_kept(value) and self.is_needed(value)
         return node not in self.survey.placeholders and node not in self.again and not held and value not in results
 
     # -- what goes in and comes out -----------------------------------------------------------------------------------
@@ -230,12 +249,22 @@ class Held:
                 self._below((node, 0))
         for node in self.survey.nodes:
             self._positions(node)
-            if self.is_kept(node) and not is_view(node):
-                for index, tensor in enumerate(output_tensors(node)):
-                    if tensor is not None and self.is_needed((node, index)):
-                        anchor = self._anchor((node, index))
-                        self._hold("saved", anchor)
-                        self._below(anchor)
+            for index, tensor in enumerate(output_tensors(node)) if not is_view(node) else ():
+                if tensor is not None and self.is_needed((node, index)):
+                    self._save((node, index))
+
+    def _save(self, value: Value) -> None:
+        """Count what is saved of a tensor that backward needs."""
+        if self.is_kept(value):
+            anchor = self._anchor(value)
+            self._hold("saved", anchor)
+            self._below(anchor)
+        elif value in self.unsaved:
+            if value in self.shared:
+                self.apart[
+                    _Apart(self.member_of[value[0]], value[1], self.shared[value], 0, _element_bytes(value))
+                ] += 1
+            self._below(value)
 
     def _positions(self, node: fx.Node) -> None:
         """A lookup over a cut dim keeps the positions it looks up, moved and masked, and the mask."""
@@ -245,9 +274,10 @@ class Held:
                     key = _Alone("saved", self.member_of[node], False, at, tensor.element_size() + 1)
                     self.alone[key] += 1
 
-    def is_kept(self, node: fx.Node) -> bool:
-        """Whether what an operator makes is saved where backward needs it."""
-        return (node in self.forward or node in self.repeats) and node not in self.again
+    def is_kept(self, value: Value) -> bool:
+        """Whether a tensor is saved where backward needs it."""
+        node = value[0]
+        return (node in self.forward or node in self.repeats) and node not in self.again and value not in self.unsaved
 
     def is_needed(self, value: Value) -> bool:
         """Whether backward takes a tensor, or a view of it."""
@@ -314,13 +344,14 @@ class Held:
         return tuple((self.member_of[node], at) for node, at in users if at >= 0 and node in self.forward)
 
     def _direct(self, value: Value) -> list[tuple[fx.Node, int]]:
-        """The operators of the backward half that take a tensor, and at which place."""
+        """The operators of the backward half, or run again there, that take a tensor, and at which place."""
         users = self.survey.users.get(value, ())
         outputs = self.survey.program.outputs
         return [
             (node, at)
             for node, at in users
-            if (at >= 0 and node not in self.forward) or (at < 0 and outputs[-1 - at].kind == "gradient")
+            if (at >= 0 and (node not in self.forward or (node in self.redone and not is_view(node))))
+            or (at < 0 and outputs[-1 - at].kind == "gradient")
         ]
 
     def _views(self, value: Value) -> list[Value]:

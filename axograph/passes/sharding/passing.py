@@ -16,11 +16,11 @@ from typing import Protocol
 from torch import fx
 
 from axograph.capture.program import DTYPE_NAMES
+from axograph.passes.dataflow import is_view
 from axograph.passes.sharding.arguments import Value, output_tensors, resolve, tensor_arguments, tensor_of
 from axograph.passes.sharding.memory import Held
 from axograph.passes.sharding.reshard import Resharder
 from axograph.passes.sharding.rule import Strategy
-from axograph.passes.split import is_view
 from axograph.placement import Placement
 
 Copy = tuple[Value, Placement]
@@ -49,9 +49,11 @@ class Lies(Protocol):
 def passing_bytes(held: Held, lies: Lies, resharder: Resharder) -> float:
     """The most bytes that are alive in passing, in either half."""
     order = [node for node in held.survey.nodes if node not in held.again]
-    ahead = [node for node in order if node in held.forward]
-    behind = [node for node in order if node not in held.forward]
-    return max(_Half(held, lies, resharder, half, ends).peak() for half, ends in ((ahead, False), (behind, True)))
+    ahead = _Half(held, lies, resharder, [node for node in order if node in held.forward], False)
+    most = ahead.peak()
+    after = _Half(held, lies, resharder, [node for node in order if node not in held.forward], True, ahead.saved)
+    after.recompute()
+    return max(most, after.peak())
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ class _Half:
     resharder: Resharder
     order: list[fx.Node]
     is_backward: bool
+    saved: set[Copy] = field(default_factory=set)
+    """Of what is recomputed, the copies that forward saves: those brought elsewhere."""
     now: int = 0
     alive: dict[Copy, tuple[float, int, int]] = field(default_factory=dict)
     """The bytes of each copy, and the first and last time at which it is alive."""
@@ -68,6 +72,27 @@ class _Half:
     """The copy behind each view."""
     brief: dict[int, float] = field(default_factory=dict)
     """What is alive at one time only."""
+
+    def recompute(self) -> None:
+        """Add what is run again to the order, each operator just before its first use."""
+        order: list[fx.Node] = []
+        done: set[fx.Node] = set()
+        for node in self.order:
+            waiting = [node]
+            while waiting:
+                missing = [maker for maker in self._run_again(waiting[-1]) if maker not in done]
+                waiting += reversed(missing)
+                if not missing and (last := waiting.pop()) not in done:
+                    done.add(last)
+                    order.append(last)
+        self.order = order
+
+    def _run_again(self, node: fx.Node) -> list[fx.Node]:
+        """The operators that must be run again for this one."""
+        wanted = zip(tensor_arguments(node), self.lies.strategies[node].inputs, strict=True)
+        copies = [(resolve(argument), placed) for argument, placed in wanted]
+        copies = [copy for copy in copies if copy[0][0] in self.held.redone and copy not in self.saved]
+        return [value[0] for value, _ in copies if (value, self._home(value)) not in self.saved]
 
     def peak(self) -> float:
         """The most bytes alive at one time."""
@@ -96,6 +121,10 @@ class _Half:
     def _run(self, node: fx.Node) -> None:
         strategy = self.lies.strategies[node]
         read = [self._use(resolve(a), p) for a, p in zip(tensor_arguments(node), strategy.inputs, strict=True)]
+        if not self.is_backward and node in self.held.redone:
+            for value, placed in read:
+                if value in self.held.unsaved and placed != self._home(value):
+                    self._save((value, placed))
         for index, (tensor, made) in enumerate(zip(output_tensors(node), strategy.outputs, strict=True)):
             if tensor is None or made is None:
                 continue
@@ -105,17 +134,22 @@ class _Half:
             else:
                 self._make((value, made))
             home = self.lies.values.get(value, made)
-            if home != made:
+            if home != made and (value, home) not in self.saved:
                 self._bring((value, made), (value, home))
-            if not self.is_backward and self.held.is_kept(node) and self.held.is_needed(value):
-                self._at_no_cost((value, home))
+            if not self.is_backward and self.held.is_needed(value):
+                if self.held.is_kept(value):
+                    self._at_no_cost((value, home))
+                elif home != made and value in self.held.unsaved:
+                    self._save((value, home))
 
     def _use(self, value: Value, placed: Placement) -> Copy:
         """A tensor at a placement, alive now."""
         copy = (value, placed)
         home = self._home(value)
         if copy not in self.alive and copy not in self.behind:
-            if placed != home:
+            if copy in self.saved:
+                self.alive[copy] = (0.0, self.now, self.now)
+            elif placed != home:
                 self._use(value, home)
                 self._bring((value, home), copy)
             elif value[0] in self.lies.strategies and value[0] in self.held.again:
@@ -141,6 +175,11 @@ class _Half:
             copy = self.behind[copy]
         size, first, _ = self.alive[copy]
         self.alive[copy] = (size, first, self.now)
+
+    def _save(self, copy: Copy) -> None:
+        """A copy of what is recomputed, which backward is given."""
+        self.saved.add(copy)
+        self._at_no_cost(copy)
 
     def _at_no_cost(self, copy: Copy) -> None:
         """A copy that is counted elsewhere."""

@@ -36,7 +36,7 @@ def operator_keys(
     layers: dict[str, list[fx.Node]] = defaultdict(list)
     for node in rules:
         if facts(node).path:
-            layers[_layer(facts(node).path)].append(node)
+            layers[block(facts(node).path) or facts(node).path].append(node)
     keys: dict[fx.Node, Hashable] = {}
     kinds: dict[Hashable, int] = {}
     for layer, nodes in layers.items():
@@ -60,9 +60,10 @@ def unnumbered(path: str) -> str:
     return re.sub(r"\d+", "#", path)
 
 
-def _layer(path: str) -> str:
+def block(path: str) -> str:
+    """The part of a module's path up to its first number: "model.layers.3"; "" where there is none."""
     numbered = _NUMBERED.match(path)
-    return path[: numbered.end()] if numbered else path
+    return path[: numbered.end()] if numbered else ""
 
 
 def _describe(

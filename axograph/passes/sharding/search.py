@@ -21,9 +21,10 @@ from torch import fx
 from axograph.capture.program import DTYPE_NAMES
 from axograph.cost_model.memory import MemoryEstimate
 from axograph.cost_model.protocol import CostModel
+from axograph.passes.remat import Remat
 from axograph.passes.sharding.arguments import Value, resolve, tensor_of
 from axograph.passes.sharding.elimination import Problem, Solution, minimize
-from axograph.passes.sharding.fitting import estimate, within_memory
+from axograph.passes.sharding.fitting import again_s, does_not_fit, estimate, within_memory
 from axograph.passes.sharding.memory import Held
 from axograph.passes.sharding.repeats import unnumbered
 from axograph.passes.sharding.reshard import Codes, Resharder
@@ -51,6 +52,12 @@ class Assignment:
     rules: dict[fx.Node, Rule]
     memory: MemoryEstimate | None = None
     """What a rank holds."""
+    blocks: bool = False
+    """Whether that is so because backward recomputes the insides of blocks."""
+
+
+_BLOCKS: dict[Remat, tuple[bool, ...]] = {"none": (False,), "block": (True,), "auto": (False, True)}
+"""Whether backward recomputes the insides of blocks: what is tried in turn."""
 
 
 class Search:
@@ -63,6 +70,7 @@ class Search:
         *,
         full_outputs: bool = False,
         memory_bytes: float = math.inf,
+        remat: Remat = "none",
         kept: Kept | None = None,
         resharder: Resharder | None = None,
     ) -> None:
@@ -71,6 +79,7 @@ class Search:
         self.full_outputs = full_outputs
         self.memory_bytes = memory_bytes
         """The most that a rank may hold."""
+        self.remat = remat
         self.states = States(survey, model, full_outputs=full_outputs, kept=kept)
         self.resharder = resharder if resharder is not None else Resharder(survey.grid, model)
         self.members: dict[Hashable, Member] = {}
@@ -87,16 +96,28 @@ class Search:
         problem = self.problem()
         solution = minimize(problem)
         assert np.isfinite(solution.cost), "every operator can run on whole tensors"
-        held = self.held()
-        decided = self.read(solution, held)
-        assert decided.memory is not None
-        if decided.memory.total <= self.memory_bytes:
-            return decided
-        return within_memory(self, problem, held, decided)
+        found: list[Assignment] = []
+        for blocks in _BLOCKS[self.remat]:
+            held = self.held(blocks=blocks)
+            decided = self.read(solution, held)
+            if self._fits(decided):
+                found.append(decided)
+                break
+            found.append(within_memory(self, problem, held, decided))
+        fitting = [decided for decided in found if self._fits(decided)]
+        if not fitting:
+            raise does_not_fit(self, problem, held, found[-1])
+        if len(fitting) == 1:
+            return fitting[0]
+        return min(fitting, key=lambda decided: decided.cost_s + again_s(self, solution, decided))
 
-    def held(self) -> Held:
-        """What each state holds, once the problem is built."""
-        return Held(self.survey, self.members, self.member_of, self.shared, self.results, self.resharder)
+    def _fits(self, decided: Assignment) -> bool:
+        assert decided.memory is not None
+        return decided.memory.total <= self.memory_bytes
+
+    def held(self, *, blocks: bool) -> Held:
+        """What each state holds, once the problem is built, with or without the insides of blocks."""
+        return Held(self.survey, self.members, self.member_of, self.shared, self.results, self.resharder, blocks=blocks)
 
     def problem(self) -> Problem:
         """All that is to be decided, with the seconds of each state and of each pair of states."""
@@ -273,7 +294,9 @@ class Search:
             roles=self.survey.roles,
             rules=self.survey.rules,
         )
-        return decided if held is None else replace(decided, memory=estimate(self, held, solution.states, decided))
+        if held is None:
+            return decided
+        return replace(decided, memory=estimate(self, held, solution.states, decided), blocks=held.blocks)
 
 
 def certificate(solution: Solution) -> str:

@@ -12,6 +12,7 @@ from torch import fx
 from axograph.capture.program import Input, Program, note
 from axograph.cost_model.protocol import CostModel
 from axograph.grid import Grid
+from axograph.passes.remat import Remat
 from axograph.passes.rewrite import copied
 from axograph.passes.sharding.arguments import tensor_arguments
 from axograph.passes.sharding.constraints import Entry
@@ -48,6 +49,8 @@ class Shard:
     """Searches on one rank, for all; None: this rank searches."""
     memory_bytes: float = math.inf
     """The most that a rank may hold during a step."""
+    remat: Remat = "none"
+    """What backward recomputes, beside the checkpointed calls of the model: less is held then."""
     name: str = "shard"
     preserves_numerics: bool = True
 
@@ -83,7 +86,13 @@ class Shard:
         """The search that this pass makes for a program."""
         scheme = Scheme.named(self.scheme, self.batch_axes)
         survey = Survey(program, self.grid, scheme, self.batch_dims, self.stored, self.entries)
-        return Search(survey, self.cost_model, full_outputs=self.full_outputs, memory_bytes=self.memory_bytes)
+        return Search(
+            survey,
+            self.cost_model,
+            full_outputs=self.full_outputs,
+            memory_bytes=self.memory_bytes,
+            remat=self.remat,
+        )
 
 
 def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Plan:
@@ -118,6 +127,7 @@ def _plan(survey: Survey, decided: Assignment, inputs: tuple[Input, ...]) -> Pla
         cost_s=decided.cost_s,
         certificate=decided.certificate,
         memory=decided.memory,
+        remat="block" if decided.blocks else "none",
         notes=notes,
     )
 

@@ -1,0 +1,101 @@
+"""What follows from what in a graph: questions that several passes ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+
+import torch
+from torch import fx
+
+from axograph.capture.program import Program, value
+from axograph.passes.sharding.arguments import is_pick
+
+aten = torch.ops.aten
+
+_VIEWS = {aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int}
+
+
+def ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) -> set[fx.Node]:
+    """These nodes and all that they are made from, not looking behind the nodes of `stop`."""
+    found: set[fx.Node] = set()
+    ends = set(stop)
+    waiting = [node for node in nodes if node is not None]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            if node not in ends:
+                waiting += node.all_input_nodes
+    return found
+
+
+def with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
+    """These nodes, and all that picks one of their outputs: what an operator makes for backward is made forward."""
+    return nodes | {user for node in nodes for user in node.users if is_pick(user)}
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node moves no data. A reshape moves some where the strides do not allow a view."""
+    if node.target is aten.contiguous.default:
+        return value(node.all_input_nodes[0]).is_contiguous()
+    if node.target is not aten.reshape.default:
+        return node.target in _VIEWS
+    source = value(node.all_input_nodes[0])
+    return _has_view(tuple(source.shape), source.stride(), tuple(value(node).shape))
+
+
+@cache
+def _has_view(shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    try:
+        torch.empty_strided(shape, strides, device="meta").view(wanted)
+    except RuntimeError:
+        return False
+    return True
+
+
+def from_parameters(program: Program) -> set[fx.Node]:
+    """The nodes that follow from parameters and this rank's coordinates alone."""
+    declared = dict(zip(program.placeholders(), program.inputs, strict=True))
+    alone: set[fx.Node] = set()
+    with_parameter: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and declared[node].kind in ("parameter", "coordinate"):
+            alone.add(node)
+            if declared[node].kind == "parameter":
+                with_parameter.add(node)
+        elif node.op == "call_function" and all(argument in alone for argument in node.all_input_nodes):
+            alone.add(node)
+            if any(argument in with_parameter for argument in node.all_input_nodes):
+                with_parameter.add(node)
+    return with_parameter
+
+
+def behind(nodes: Iterable[fx.Node | None], ends: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], set[fx.Node]]:
+    """The nodes at which a walk from these nodes to what they are made from ends, and those that it goes through."""
+    found: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    waiting = [node for node in nodes if node is not None]
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in found:
+            continue
+        if ends(node):
+            found.add(node)
+        else:
+            seen.add(node)
+            waiting += node.all_input_nodes
+    return found, seen
+
+
+def at_hand(program: Program) -> set[fx.Node]:
+    """Coordinates, and what follows from nothing else."""
+    declared = dict(zip(program.placeholders(), program.inputs, strict=True))
+    found: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            if declared[node].kind == "coordinate":
+                found.add(node)
+        elif node.op == "call_function" and all(argument in found for argument in node.all_input_nodes):
+            found.add(node)
+    return found
