@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from axograph.capture.draws import DRAWS
 from axograph.capture.losses import LOSSES
 
 aten = torch.ops.aten
@@ -17,6 +18,8 @@ BY_TORCH = (
     "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "soft_margin_loss", "soft_margin_loss_backward",
     "binary_cross_entropy", "binary_cross_entropy_backward", "binary_cross_entropy_with_logits",
     "multi_margin_loss", "multilabel_margin_loss_forward",
+    # activations
+    "rrelu_with_noise_backward",
     # reductions
     "aminmax", "count_nonzero", "dist", "nansum", "norm", "renorm",
     # products
@@ -98,6 +101,7 @@ def _sign_of_order(pivots: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    **DRAWS,
     **LOSSES,
     aten._trilinear.default: trilinear,
     aten._linalg_det.default: determinant,

@@ -13,7 +13,7 @@ from axograph.cost_model.protocol import Collective
 from axograph.placement import Placement
 from axograph.plan import Plan
 
-InputKind = Literal["parameter", "buffer", "user", "tangent", "coordinate", "constant", "saved"]
+InputKind = Literal["parameter", "buffer", "user", "tangent", "coordinate", "constant", "random", "saved"]
 OutputKind = Literal["user", "gradient", "buffer", "mutation", "saved"]
 
 FACTS = "axograph"
@@ -51,8 +51,8 @@ class Input:
 
     kind: InputKind
     target: str | int
-    """The name of a parameter, buffer, constant or axis; the index of a user input, of a tangent's output, or of a
-    saved value."""
+    """The name of a parameter, buffer, constant or axis; "key" for the key of random numbers; the index of a user
+    input, of a tangent's output, or of a saved value."""
     requires_grad: bool = False
     placement: Placement | None = None
     """Where the tensor lies; None before the sharding pass."""
@@ -90,6 +90,8 @@ class Facts:
     """What a communication node moves."""
     reason: str = ""
     """Why the node is here, where a pass inserted it."""
+    chunk: int | None = None
+    """The chunk of the batch that the node works on, from 0; None for the whole batch."""
     exposed: object = None
     """For the start of a collective that computing does not hide: for how long, and why."""
 

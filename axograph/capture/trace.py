@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 from axograph.capture.decompositions import BY_TORCH, DECOMPOSITIONS
+from axograph.capture.draws import declare_key, give_sites, show_draws
 from axograph.capture.program import FACTS, Facts, Input, Output, Program, facts, tensor_text
 from axograph.capture.structure import Structure
 from axograph.errors import CaptureError, UnsupportedError
@@ -105,7 +106,7 @@ def capture(
         try:
             with checkpoints_numbered():
                 exported = torch.export.export(flat, fakes, strict=False).module(check_guards=False)
-            joint = export_joint(stack, exported, fakes, DECOMPOSITIONS, BY_TORCH)
+            joint = export_joint(stack, show_draws(exported), fakes, DECOMPOSITIONS, BY_TORCH)
         except CaptureError:
             raise
         except Exception as error:
@@ -190,9 +191,12 @@ def _program(joint: fx.GraphModule, inputs: Structure, told: _Told, model: nn.Mo
     table = _inputs(joint, graph, made, model, names)
     constants = _constants(joint, graph, made)
     table += [Input(kind="constant", target=name) for name in constants]
+    key, declared = declare_key(joint.graph, graph)
+    table += declared
     for node in joint.graph.nodes:
         if node.op == "call_function":
             made[node] = graph.node_copy(node, made.__getitem__)
+    give_sites(graph, key)
     results, kinds = _outputs(joint, made, names, told)
     graph.output(tuple(results))
     _record_facts(graph)

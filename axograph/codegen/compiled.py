@@ -37,6 +37,8 @@ class Compiled:
     """For each of them, the table of the module that holds it, and its name there."""
     constants: dict[str, Any] = field(init=False)
     coordinates: dict[str, Any] = field(init=False)
+    drawn: torch.device | None = field(init=False)
+    """Where the program draws random numbers; None where it draws none."""
     changed: frozenset[str | int] = field(init=False)
     """The buffers that a call changes: it works on copies, as backward may need them as they were."""
 
@@ -46,6 +48,7 @@ class Compiled:
         self.names = [str(i.target) for i in self.program.inputs if i.kind == "parameter"]
         owners = [name.rpartition(".")[::2] for name in self.names]
         self.homes = [(self.model.get_submodule(path)._parameters, name) for path, name in owners]
+        self.drawn = _drawn(self.program)
         self.changed = frozenset(o.target for o in self.program.outputs if o.kind == "buffer")
         behind = self.program.backward
         self.backward = self.engine.bind(behind.graph_module) if behind is not None else None
@@ -63,7 +66,7 @@ class Compiled:
 
     def __call__(self, user: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The model's output tensors for its input tensors, in the order of the output structure."""
-        tensors = [*self.parameters(), *user]
+        tensors = [*self.parameters(), *self.keys(), *user]
         if self.backward is None:
             with torch.no_grad():
                 return self.run_forward(tensors)[0]
@@ -73,6 +76,13 @@ class Compiled:
     def parameters(self) -> list[torch.Tensor]:
         """The parameters that the forward half reads, in its order."""
         return [table[name] for table, name in self.homes]
+
+    def keys(self) -> list[torch.Tensor]:
+        """The key of a new call's random numbers, where there are some: a draw of torch's generator, on rank 0."""
+        if self.drawn is None:
+            return []
+        key = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu")
+        return [self.engine.shared(key.to(self.drawn))]
 
     def run_forward(self, tensors: Sequence[torch.Tensor], update: bool = True) -> tuple[list[torch.Tensor], list[Any]]:
         """The output tensors and what is saved for backward; buffers are updated unless told otherwise."""
@@ -120,8 +130,9 @@ class Compiled:
         return gradients
 
     def _targets(self, count: int) -> list[str | int]:
-        """What each tensor of a call is: a parameter's name, or a user input's index."""
-        return [*self.names, *range(count - len(self.names))]
+        """What each tensor of a call is: a parameter's name, the key of its random numbers, or a user input's index."""
+        ahead = [*self.names, _KEY] if self.drawn is not None else self.names
+        return [*ahead, *range(count - len(ahead))]
 
     def _values(
         self,
@@ -144,7 +155,9 @@ class Compiled:
                 values.append(self.coordinates[str(declared.target)])
             else:
                 tensor: torch.Tensor | None = None
-                if declared.kind in ("parameter", "user"):
+                if declared.kind == "random":
+                    tensor = given[_KEY]
+                elif declared.kind in ("parameter", "user"):
                     tensor = given[declared.target]
                 elif declared.kind == "buffer":
                     tensor = self.model.get_buffer(str(declared.target))
@@ -156,6 +169,9 @@ class Compiled:
                 values.append(self.engine.place(tensor.detach(), _lies(declared)))
         return values
 
+
+_KEY = "random key"
+"""Stands for the key of random numbers among the names of parameters."""
 
 _VIEWS = {
     torch.ops.aten.reshape.default,
@@ -189,6 +205,17 @@ def _reaches(behind: Program) -> dict[str | int, frozenset[int]]:
         found.setdefault(node, frozenset().union(*(found[used] for used in node.all_input_nodes)))
     pairs = zip(behind.results(), behind.outputs, strict=True)
     return {declared.target: found[node] for node, declared in pairs if node is not None}
+
+
+def _drawn(program: Program) -> torch.device | None:
+    """The device of the key, in whichever half it is used."""
+    for half in (program, program.backward):
+        if half is not None:
+            for node, declared in zip(half.placeholders(), half.inputs, strict=True):
+                if declared.kind == "random":
+                    device: torch.device = node.meta["val"].device
+                    return device
+    return None
 
 
 def _lies(declared: Input | Output) -> Placement:

@@ -31,7 +31,7 @@ class Normalize:
     preserves_numerics: bool = True
 
     def run(self, program: Program) -> Program:
-        """Raises `UnsupportedError` at operators that draw random numbers, which no rule places yet."""
+        """Raises `UnsupportedError` at operators that still draw from a generator of torch."""
         for node in program.graph.nodes:
             if node.op == "call_function":
                 _refuse_random(node)
@@ -43,13 +43,22 @@ def _refuse_random(node: fx.Node) -> None:
     if torch.Tag.nondeterministic_seeded not in tags or not _draws(node):
         return
     about = facts(node)
+    name = str(node.target).split(".")[1]
     raise UnsupportedError(
-        f"{node.target} draws random numbers",
-        asked=f"{about.path or 'the model'} in training mode",
+        f"{node.target} draws random numbers in a way that no grid can repeat",
+        asked=f"{about.path or 'the model'} on a grid of ranks",
         given=about.source or str(node),
-        rule="random masks must be the same on every grid; there is no generator for that yet",
-        remedy="set the dropout probability to 0, or call model.eval()",
+        rule="a random number is a function of a key, its place in the program and its index, the same on every grid; "
+        "permutations, choices, counts, and what comes from a generator of one's own are not made so",
+        remedy=f"{_INSTEAD.get(name, _OTHERS)}, or draw it outside and pass it as an input",
     )
+
+
+_INSTEAD = {
+    "randperm": "torch.rand(n).argsort()",
+    "multinomial": "(weights / torch.empty_like(weights).exponential_()).topk(n).indices",
+}
+_OTHERS = "dropout, rand, randn, randint, bernoulli, uniform, normal or exponential, without generator="
 
 
 def _draws(node: fx.Node) -> bool:

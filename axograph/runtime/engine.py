@@ -66,6 +66,10 @@ class Engine(Protocol):
         """The position along an axis, a scalar i64."""
         ...
 
+    def shared(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that each process made, on all of them as the first has it."""
+        ...
+
     def returned(self, value: Any, placement: Placement) -> torch.Tensor:
         """The user's tensor of a result at this placement."""
         ...
@@ -113,6 +117,10 @@ class OneRank:
     def coordinate(self, axis: str) -> torch.Tensor:
         """Always zero."""
         return torch.zeros((), dtype=torch.int64)
+
+    def shared(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself."""
+        return tensor
 
     def returned(self, value: torch.Tensor, placement: Placement) -> torch.Tensor:
         """The tensor itself."""

@@ -97,6 +97,10 @@ class VirtualGrid:
         shape = [size if name == axis else 1 for name, size in zip(CUT_ORDER, self.sizes, strict=True)]
         return torch.arange(self.grid[axis]).reshape(shape).expand(self.sizes).reshape(-1)
 
+    def shared(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself: there is one process."""
+        return tensor
+
     def run(self, module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The stacked results of a program for stacked inputs."""
         values: dict[fx.Node, Any] = {}

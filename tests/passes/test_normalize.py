@@ -10,7 +10,7 @@ from axograph.capture.program import Program, note
 from axograph.errors import UnsupportedError
 from axograph.passes.normalize import Normalize
 from axograph.passes.sharding.rules import rule_of
-from tests.passes.sharding.rules.one_operator import Call, booleans, floats, integers, sample
+from tests.passes.sharding.rules.one_operator import Call, booleans, floats, integers, positive, sample
 
 aten = torch.ops.aten
 
@@ -148,10 +148,12 @@ def test_scale_and_bias_of_a_biased_product_are_applied() -> None:
     torch.testing.assert_close(list(normal.graph_module(*call.tensors)), call.expected(), rtol=0, atol=1e-14)
 
 
-def test_random_numbers_are_refused_with_the_line_of_the_model() -> None:
-    call = Call(sample("", aten.native_dropout.default, floats(4, 8), 0.5, True))
-    note(call.node, path="layers.0.dropout", source="model.py:12, x = self.dropout(x)")
-    with pytest.raises(UnsupportedError, match=r"(?s)native_dropout.*layers\.0\.dropout.*model\.py:12.*model\.eval"):
+def test_random_choices_are_refused_with_the_line_of_the_model_and_what_to_write_instead() -> None:
+    call = Call(sample("", aten.multinomial.default, positive(4, 8), 2))
+    note(call.node, path="layers.0.router", source="model.py:12, x = p.multinomial(2)")
+    with pytest.raises(
+        UnsupportedError, match=r"(?s)multinomial.*layers\.0\.router.*model\.py:12.*exponential_\(\)\)\.topk"
+    ):
         Normalize().run(call.program)
 
 

@@ -19,6 +19,7 @@ from axograph.passes.sharding.rules import (
     batches,
     channel_norms,
     complex_numbers,
+    draws,
     experts,
     factories,
     indexing,
@@ -39,6 +40,7 @@ RULES: Mapping[Any, Callable[[fx.Node], Rule]] = MappingProxyType(
         **batches.RULES,
         **channel_norms.RULES,
         **complex_numbers.RULES,
+        **draws.RULES,
         **experts.RULES,
         **factories.RULES,
         **indexing.RULES,
@@ -69,7 +71,8 @@ def rule_of(node: fx.Node) -> Rule:
 class RuleBook:
     """The rules of many nodes: those with arguments of the same kind share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[fx.Node], Rule] = rule_of) -> None:
+        self._make = make
         self._known: dict[Any, Rule] = {}
 
     def rule_of(self, node: fx.Node) -> Rule:
@@ -77,7 +80,7 @@ class RuleBook:
         key = (node.target, kind_of((node.args, node.kwargs)), kind_of(node.meta["val"]))
         rule = self._known.get(key)
         if rule is None:
-            rule = self._known[key] = rule_of(node)
+            rule = self._known[key] = self._make(node)
         return rule
 
 
