@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from axograph.codegen.module import ParallelModule
 from axograph.cost_model import CostModel, RingModel
 from axograph.errors import AxographError, GridError
 from axograph.grid import Grid
+from axograph.passes.chunking.chunk import check_chunks
 from axograph.passes.remat import Remat, known_remat
 from axograph.passes.sharding.constraints import Constraints, UserPlan
 from axograph.passes.sharding.schemes import Scheme
@@ -37,6 +38,7 @@ def parallelize(
     batch_dims: Mapping[str, int | None] | None = None,
     outputs: Outputs = "auto",
     memory_bytes: float | None = None,
+    chunks: int | Literal["auto"] = "auto",
     remat: Remat = "none",
     overlap: bool = True,
     pipeline: Pipeline | None = None,
@@ -64,6 +66,9 @@ def parallelize(
         outputs: how outputs that are no scalars are returned.
         memory_bytes: the most that a rank may hold during a step of training with AdamW; None for the memory of the
             cost model's machine.
+        chunks: in how many chunks, one after the other, a rank works on its part of the batch, so that one computes
+            while another's collectives run; sums over the batch are then sums of the chunks' sums. "auto" for one, two
+            or four, whatever is fastest under the cost model; for one without overlap.
         remat: what backward recomputes rather than being given it, beside what the model itself runs under
             `torch.utils.checkpoint`: "none", the insides of the model's numbered layers ("block"), or as little as fits
             into `memory_bytes` ("auto").
@@ -75,8 +80,9 @@ def parallelize(
 
     Raises:
         GridError: the grid is not four positive integers, or does not have as many ranks as the process group.
-        PlanError: the scheme is unknown, or the plan names what the model does not have; and, when compiling, where an
-            entry of the plan divides nothing, or contradicts another one or the scheme, or no plan fits into memory.
+        PlanError: the scheme is unknown, the plan names what the model does not have, or `chunks` is no number; and,
+            when compiling, where an entry of the plan divides nothing, or contradicts another one or the scheme, no
+            plan fits into memory, or a rank's batch does not fall into that many chunks.
         CaptureError, UnsupportedError, AgreementError: at the first call, or now with `sample_inputs`.
 
     >>> pm = parallelize(nn.Linear(4, 2), grid=(2, 1, 1, 1))
@@ -85,6 +91,7 @@ def parallelize(
     """
     whole = Grid.of(grid)
     Scheme.named(scheme)
+    check_chunks(chunks)
     known_remat(remat)
     if cost_model is not None and not isinstance(cost_model, CostModel):
         raise AxographError(
@@ -109,6 +116,7 @@ def parallelize(
         outputs=outputs,
         memory_bytes=getattr(priced, "memory_bytes", math.inf) if memory_bytes is None else memory_bytes,
         device=device,
+        chunks=chunks,
         remat=remat,
         overlap=overlap,
         pipeline=pipeline,

@@ -17,7 +17,7 @@ from axograph.passes.rewrite import rebuild
 from axograph.pipeline import Pass, Stage, Stages, run
 
 REWRITES = ["unsort-experts", "group-heads", "recognize-causal"]
-STANDARD = ["normalize", *REWRITES, "shard", "localize", "simplify", "split", "schedule"]
+STANDARD = ["normalize", *REWRITES, "shard", "localize", "simplify", "chunk", "split", "schedule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,16 @@ def test_a_user_can_drop_and_replace_passes() -> None:
     assert "simplify" not in module.stages
     dropped = axograph.parallelize(model, (1, 1, 1, 1), pipeline=lambda s: [p for p in s if p.name != "simplify"])
     torch.testing.assert_close(dropped(torch.ones(2, 4)) + model.bias, right)
-    assert list(dropped.stages) == ["capture", "normalize", *REWRITES, "shard", "localize", "split", "schedule"]
+    assert list(dropped.stages) == [
+        "capture",
+        "normalize",
+        *REWRITES,
+        "shard",
+        "localize",
+        "chunk",
+        "split",
+        "schedule",
+    ]
 
 
 def test_a_user_can_change_the_options_of_a_pass() -> None:

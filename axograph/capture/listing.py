@@ -73,6 +73,8 @@ def _remark(node: fx.Node) -> str:
     if about.collective is not None:
         moved = about.collective
         remarks.append(f"{moved.kind} over {'.'.join(moved.axes)}, {moved.size_bytes:.0f} bytes")
+    if about.chunk is not None:
+        remarks.append(f"chunk {about.chunk + 1}")
     if about.exposed is not None:
         remarks.append(str(about.exposed))
     if about.reason:

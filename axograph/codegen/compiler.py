@@ -17,6 +17,7 @@ from axograph.capture.trace import capture
 from axograph.codegen.batch_dims import batch_dims
 from axograph.cost_model.protocol import CostModel
 from axograph.grid import Grid
+from axograph.passes.chunking.chunk import Chunk, Chunks
 from axograph.passes.group_heads import GroupHeads
 from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
@@ -53,6 +54,8 @@ class Compiler:
     batch_dims: Mapping[str, int | None] = field(default_factory=dict)
     outputs: Outputs = "auto"
     device: torch.device | None = None
+    chunks: Chunks = "auto"
+    """In how many chunks each rank works on its batch."""
     overlap: bool = True
     """Whether the passes run that let ranks compute while collectives are under way."""
     pipeline: Pipeline | None = None
@@ -101,11 +104,26 @@ class Compiler:
             shard,
             localize,
             Simplify(),
+            *self._chunk(dims),
             Split(grid=self.grid, cost_model=self.cost_model, remat=self.remat, memory_bytes=self.memory_bytes),
         )
         if self.overlap:
             standard += (Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),)
         return self.pipeline(standard) if self.pipeline is not None else standard
+
+    def _chunk(self, dims: Mapping[int, int | None]) -> tuple[Pass, ...]:
+        """Chunks are there to overlap: without overlap only those that are asked for."""
+        if self.chunks == "auto" and not self.overlap:
+            return ()
+        return (
+            Chunk(
+                grid=self.grid,
+                cost_model=self.cost_model,
+                chunks=self.chunks,
+                batch_dims=dims,
+                memory_bytes=self.memory_bytes,
+            ),
+        )
 
     def _full_outputs(self, program: Program) -> bool:
         if self.outputs != "auto":

@@ -154,7 +154,7 @@ class _Reckoning:
         """By module; a module that is called several times has several."""
         self.inputs: dict[_Input, list[MatmulPlacement]] = defaultdict(list)
         for node in program.graph.nodes:
-            if node.target in _ROWS and (placed := self._next_product(facts(node).path)) is not None:
+            if _is_product(node) and (placed := self._next_product(facts(node).path)) is not None:
                 self.products[facts(node).path].append(placed)
                 source = _source(node.args[_ROWS[node.target]])
                 self.inputs[_Input(source, placed.shape[0], placed.shape[1])].append(placed)
@@ -234,12 +234,17 @@ class _Reckoning:
         behind = self.program.backward
         if behind is None:
             return False, False
-        products = [node for node in behind.graph.nodes if node.target in _ROWS and facts(node).path == path]
+        products = [node for node in behind.graph.nodes if _is_product(node) and facts(node).path == path]
         per_call = len(products) / len(self.products[path])
         of_weight = any(
             out.kind == "gradient" and out.target == self.products[path][0].weight for out in behind.outputs
         )
         return per_call >= 1 + of_weight, of_weight or per_call >= 2
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Whether a node is a product; of the chunks of one, the first counts."""
+    return node.target in _ROWS and not facts(node).chunk
 
 
 def _source(node: fx.Node) -> fx.Node:

@@ -54,16 +54,17 @@ class Lookup(nn.Module):
 
 
 CASES = {
-    "linear_z": (Linear, (torch.ones(4, 8),), (1, 1, 2, 1), "axonn"),
-    "pair_xy": (Pair, (torch.ones(64, 256),), (2, 2, 1, 1), "axonn"),
-    "lookup_x": (Lookup, (torch.ones(2, 4, dtype=torch.int64),), (2, 1, 1, 1), "megatron"),
+    "linear_z": (Linear, (torch.ones(4, 8),), (1, 1, 2, 1), "axonn", 1),
+    "pair_xy": (Pair, (torch.ones(64, 256),), (2, 2, 1, 1), "axonn", 1),
+    "lookup_x": (Lookup, (torch.ones(2, 4, dtype=torch.int64),), (2, 1, 1, 1), "megatron", 1),
+    "pair_chunks": (Pair, (torch.ones(64, 256),), (2, 1, 1, 1), "megatron", 2),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_stages_read_as_they_were_reviewed(name: str) -> None:
-    build, inputs, grid, scheme = CASES[name]
-    module = axograph.parallelize(build(), grid=grid, scheme=scheme, sample_inputs=inputs)
+    build, inputs, grid, scheme, chunks = CASES[name]
+    module = axograph.parallelize(build(), grid=grid, scheme=scheme, chunks=chunks, sample_inputs=inputs)
     text = "\n".join(str(stage) for stage in module.stages.values())
     text = re.sub(r"(?m)^(# after [\w-]+), .*$", r"\1", text)
     text = re.sub(r"(\w+\.py):\d+", r"\1", text)

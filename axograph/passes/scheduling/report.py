@@ -38,6 +38,8 @@ class Report:
 
     grid: Grid
     halves: tuple[Half, ...]
+    chunks: int = 1
+    """In how many chunks a rank works on its batch."""
 
     @property
     def time_s(self) -> float:
@@ -51,7 +53,9 @@ class Report:
 
     def __str__(self) -> str:
         share = self.exposed_s / self.time_s if self.time_s else 0.0
-        lines = [f"a step on grid {self.grid}: {_ms(self.time_s)}, {_ms(self.exposed_s)} of it exposed ({share:.0%})"]
+        chunked = f" in {self.chunks} chunks" if self.chunks > 1 else ""
+        step = f"a step on grid {self.grid}{chunked}"
+        lines = [f"{step}: {_ms(self.time_s)}, {_ms(self.exposed_s)} of it exposed ({share:.0%})"]
         for half in self.halves:
             played = half.timeline
             busy = ", ".join(f"{track} {_ms(played.busy_s(track))}" for track in played.tracks)
@@ -80,6 +84,7 @@ def report(program: Program, grid: Grid, model: CostModel, contention: float = 1
     halves: Sequence[tuple[str, Program | None]] = (("forward", program), ("backward", program.backward))
     return Report(
         grid=grid,
+        chunks=1 + max(facts(node).chunk or 0 for node in program.graph.nodes),
         halves=tuple(_half(name, half, grid, model, contention) for name, half in halves if half is not None),
     )
 

@@ -79,7 +79,7 @@ def find_roles(
     batch_dims: Mapping[int, int | None],
 ) -> Roles:
     """Follow the batch from the inputs. `batch_dims` gives its dim for each user input by index, None for none."""
-    links = _Links(options)
+    links = Links(options)
     starts: list[Spot] = []
     size = 0
     for node, declared in zip(program.placeholders(), program.inputs, strict=True):
@@ -109,7 +109,7 @@ def find_roles(
     )
 
 
-class _Links:
+class Links:
     """Which parts of dims are the same one."""
 
     def __init__(self, options: Mapping[fx.Node, Options]) -> None:

@@ -1,0 +1,176 @@
+"""The pass `chunk`: the local batch is worked on in chunks, where one computes while another communicates.
+
+Along x and y the next operator waits for each all-reduce; without chunks nothing is there to compute meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import fx
+
+from axograph.capture.program import Program, facts
+from axograph.cost_model.protocol import Compute, CostModel
+from axograph.cost_model.simulator import STREAM
+from axograph.errors import PlanError
+from axograph.grid import Grid
+from axograph.passes.chunking.cuts import Cuts, Part, Survey, share
+from axograph.passes.chunking.emit import Chunker
+from axograph.passes.scheduling.estimate import step_s
+from axograph.passes.scheduling.memory import Lifetimes
+from axograph.passes.scheduling.tasks import Tasks
+from axograph.passes.split import Split
+
+Chunks = int | Literal["auto"]
+"""How many chunks; "auto" for the number with the shortest step."""
+
+TRIED = (2, 4)
+"""The numbers of chunks that are compared with one."""
+
+LEAST_GAIN = 0.03
+"""The part of a step that more chunks must save: an estimate is not closer than that to what the clock says."""
+
+
+MOST = 0.95
+"""How much of the communication that any part can cut the part chosen cuts: the batch comes before other dims."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Cut each rank's batch in chunks that follow each other through the program."""
+
+    grid: Grid
+    cost_model: CostModel
+    chunks: Chunks = "auto"
+    batch_dims: Mapping[int, int | None] = field(default_factory=dict)
+    """The dim of each user input that carries the batch, None for an input without one."""
+    memory_bytes: float = math.inf
+    """The most that a rank may hold during a step."""
+    name: str = "chunk"
+    preserves_numerics: bool = True
+
+    def run(self, program: Program) -> Program:
+        """The program in chunks; as it was where one is best.
+
+        Raises `PlanError` where nothing can be cut in as many equal chunks as asked.
+        """
+        if self.chunks == 1 or (self.chunks == "auto" and self.grid.size == 1):
+            return program
+        if self.chunks == "auto":
+            return self._best(program) if self._may_gain(program) else program
+        survey = Survey(program, self.batch_dims)
+        part = self._part(survey, self.chunks)
+        if part is None:
+            raise _indivisible(self.chunks, survey)
+        return Chunker(program, Cuts(survey, part, self.chunks, self.cost_model, self.grid)).run()
+
+    def _may_gain(self, program: Program) -> bool:
+        """Whether two chunks could be shorter, as far as is seen from prices alone.
+
+        Chunks hide at most what is communicated, but for weights and their gradients, and cost what is done more: every
+        operator is launched twice, every collective has its latency twice.
+        """
+        tasks = Tasks(program, self.grid, self.cost_model)
+        ends = _only_gradients(program)
+        step_s = gain_s = 0.0
+        launch_s = self.cost_model.compute_s(Compute(op="launch", flops=0.0, size_bytes=1.0, dtype="f32"))
+        for task in tasks:
+            step_s += task.time_s
+            if task.number in tasks.of_weights or task.node in ends:
+                continue
+            moved = facts(task.node).collective
+            if moved is None:
+                gain_s -= launch_s
+            else:
+                gain_s += 2 * (task.time_s - self.cost_model.collective_s(share(moved, 2), self.grid))
+        return gain_s > LEAST_GAIN * step_s
+
+    def _best(self, program: Program) -> Program:
+        """The program with the shortest step, of those that fit into memory."""
+        survey = Survey(program, self.batch_dims)
+        best, (best_s, busy_s, peaks) = program, self._estimate(program)
+        spare_bytes = self._spare_bytes(program)
+        for chunks in TRIED:
+            part = self._part(survey, chunks)
+            if part is None or busy_s[STREAM] >= best_s * (1 - LEAST_GAIN):
+                continue
+            cuts = Cuts(survey, part, chunks, self.cost_model, self.grid)
+            bound_s = max(time_s + cuts.more_s[track] for track, time_s in busy_s.items())
+            if max(bound_s, best_s - cuts.most_gain_s) >= best_s * (1 - LEAST_GAIN):
+                continue
+            tried = Chunker(program, cuts).run()
+            tried_s, _, taken = self._estimate(tried)
+            fits = all(now <= before + spare_bytes for now, before in zip(taken, peaks, strict=True))
+            if fits and tried_s < best_s * (1 - LEAST_GAIN):
+                best, best_s = tried, tried_s
+        return best
+
+    def _estimate(self, program: Program) -> tuple[float, dict[str, float], list[int]]:
+        """The seconds of a step, those in which each track is busy, and the peak of memory in each half as given."""
+        split = Split(grid=self.grid, cost_model=self.cost_model).run(program)
+        halves = [split] if split.backward is None else [split, split.backward]
+        busy_s, peaks = defaultdict[str, float](float), []
+        for half in halves:
+            tasks = Tasks(half, self.grid, self.cost_model)
+            for task in tasks:
+                busy_s[task.track] += task.time_s
+            peaks.append(Lifetimes(tasks).peak(list(half.graph.nodes)))
+        return step_s(split, self.grid, self.cost_model), busy_s, peaks
+
+    def _spare_bytes(self, program: Program) -> float:
+        held = program.plan.memory if program.plan is not None else None
+        return max(self.memory_bytes - held.total, 0.0) if held is not None else math.inf
+
+    def _part(self, survey: Survey, chunks: int) -> Part | None:
+        """The outermost part that can be cut so often, and along which most of what is communicated can be cut."""
+
+        def cut_s(part: Part) -> float:
+            moved = (facts(node).collective for node in part.units)
+            return sum(self.cost_model.collective_s(one, self.grid) for one in moved if one is not None)
+
+        parts = [(part, cut_s(part)) for part in survey.parts if part.size % chunks == 0]
+        most_s = max((time_s for _, time_s in parts), default=0.0)
+        return next((part for part, time_s in parts if time_s >= MOST * most_s), None)
+
+
+def check_chunks(asked: Chunks) -> None:
+    """Raise `PlanError` for what is no number of chunks."""
+    if asked == "auto" or (isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1):
+        return
+    raise PlanError(
+        f"{asked!r} is not a number of chunks",
+        asked=f"chunks={asked!r}",
+        given="the number of chunks in which each rank works on its batch",
+        rule='chunks is a positive integer, or "auto" for the number with the shortest step',
+        remedy='chunks="auto", or chunks=1 for the whole batch at once',
+    )
+
+
+def _indivisible(chunks: int, survey: Survey) -> PlanError:
+    sizes = [str(part.size) for part in survey.parts]
+    return PlanError(
+        f"a rank's batch cannot be cut in {chunks} chunks",
+        asked=f"chunks={chunks}",
+        given=f"inputs whose dims fall, on one rank, into parts of {', '.join(sizes)}"
+        if sizes
+        else "inputs without a batch",
+        rule="chunks are equally large: their number divides a part of the batch, or of another dim of the inputs",
+        remedy='chunks="auto", or a larger batch',
+    )
+
+
+def _only_gradients(program: Program) -> set[fx.Node]:
+    """The nodes from which nothing but gradients follows, by operators with one input: nothing waits for them."""
+    results = zip(program.results(), program.outputs, strict=True)
+    others = {result for result, declared in results if declared.kind != "gradient"}
+    output = program.graph.output_node()
+    found: set[fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        onward = (user is output or (user in found and len(user.all_input_nodes) == 1) for user in node.users)
+        if node.op == "call_function" and node not in others and all(onward):
+            found.add(node)
+    return found
