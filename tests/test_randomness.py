@@ -85,9 +85,7 @@ def _capture_once(captured: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(compiler, "capture", once)
 
 
-@pytest.mark.parametrize(
-    "grid", [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2), (3, 1, 1, 1), (2, 2, 2, 2)], ids=str
-)
+@pytest.mark.parametrize("grid", [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2), (2, 2, 2, 2)], ids=str)
 def test_masks_are_those_of_one_rank_in_outputs_and_gradients(grid: Grid) -> None:
     with double_everywhere():
         torch.manual_seed(0)
@@ -98,14 +96,6 @@ def test_masks_are_those_of_one_rank_in_outputs_and_gradients(grid: Grid) -> Non
     assert abs(found[0] - found[len(found) // 2]) > 1e-3  # the next step has other masks
 
 
-def bert() -> tuple[nn.Module, dict[str, Any]]:
-    config = transformers.BertConfig(
-        vocab_size=24, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=8, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3,
-    )  # fmt: skip
-    return transformers.BertForMaskedLM(config), {"input_ids": IDS, "labels": IDS}
-
-
 def gpt2() -> tuple[nn.Module, dict[str, Any]]:
     config = transformers.GPT2Config(
         vocab_size=24, n_embd=16, n_layer=1, n_head=2, n_positions=8, resid_pdrop=0.2, embd_pdrop=0.1, attn_pdrop=0.3
@@ -113,11 +103,10 @@ def gpt2() -> tuple[nn.Module, dict[str, Any]]:
     return transformers.GPT2LMHeadModel(config), {"input_ids": IDS, "labels": IDS}
 
 
-@pytest.mark.parametrize("make", [bert, gpt2])
-def test_hugging_face_models_train_with_their_dropout(make: Any) -> None:
+def test_a_hugging_face_model_trains_with_its_dropout() -> None:
     with double_everywhere():
         torch.manual_seed(0)
-        model, inputs = make()
+        model, inputs = gpt2()
         model = model.train().double()
         expected = seen(copy.deepcopy(model), inputs, 1)
         assert_same(seen(axograph.parallelize(model, grid=(2, 1, 2, 1)), inputs, 1), expected)
