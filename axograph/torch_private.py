@@ -231,6 +231,19 @@ def keeps_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def _marked_calls() -> list[int | None]:
+    """The numbers of a checkpointed call of either kind, as operators traced in them have them."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.checkpoint import checkpoint
+
+    def twice(x: torch.Tensor) -> Any:
+        return checkpoint(torch.cos, checkpoint(torch.sin, x, use_reentrant=False), use_reentrant=True)
+
+    with checkpoints_numbered():
+        traced = make_fx(twice)(torch.ones(1))
+    return [checkpoint_number(node) for node in traced.graph.nodes if node.op == "call_function"]
+
+
 def self_test() -> list[str]:
     """What no longer holds of the private names; empty when all is well."""
     broken = []
@@ -262,6 +275,8 @@ def self_test() -> list[str]:
             collective_op(name)
         _decompositions(("mse_loss",))
         data_dependent_errors()
+        if _marked_calls() != [0, 1]:
+            broken.append("operators of checkpointed calls are not marked")
     except (ImportError, AttributeError, KeyError, TypeError) as error:
         broken.append(str(error))
     return broken

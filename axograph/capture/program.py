@@ -154,3 +154,8 @@ def value(node: fx.Node) -> torch.Tensor:
     """The one (fake) tensor that a node produces."""
     (produced,) = values(node)
     return produced
+
+
+def size_bytes(node: fx.Node) -> int:
+    """The bytes of the (fake) tensors that a node produces."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in values(node))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import fx
 
-from axograph.capture.program import facts, values
+from axograph.capture.program import facts, size_bytes, values
 from axograph.passes.dataflow import behind, is_view
 from axograph.passes.remat import recomputed, region
 from axograph.torch_private import collective_op
@@ -61,7 +61,8 @@ class LeastRemat:
         self.time_s = time_s
         self.always = recomputed(graph, forward, blocks=False)
         """What the checkpointed calls of the model make again."""
-        self._inside = recomputed(graph, forward, blocks=True)
+        self.blocks = recomputed(graph, forward, blocks=True)
+        """What may be made again in blocks."""
         self._given = {node for node in graph.nodes if node.op == "placeholder" or node in free}
         self._needed, _ = behind(gradients, lambda node: node in self._given or self._is_value(node, forward))
         self._order = {node: i for i, node in enumerate(graph.nodes)}
@@ -100,38 +101,52 @@ class LeastRemat:
 
     def _like(self, node: fx.Node) -> Hashable:
         shapes = tuple((tuple(t.shape), t.dtype) for t in values(node))
-        return (str(node.target), shapes, node in self._needed, node in self._inside, node in self.always)
+        return (str(node.target), shapes, node in self._needed, node in self.blocks, node in self.always)
 
     def _kind(self, node: fx.Node, block: int | None) -> _Kind:
         several = isinstance(node.meta.get("val"), list | tuple)
         communicates = facts(node).collective is not None or node.target is collective_op("wait_tensor")
-        size = 0 if several else sum(t.numel() * t.element_size() for t in values(node))
+        size = 0 if several else size_bytes(node)
         return _Kind(
             block=block,
             needed=node in self._needed,
             savable=not several and node not in self.always,
-            redoable=not communicates if block is None else node in self._inside,
+            redoable=not communicates if block is None else node in self.blocks,
             size_bytes=size,
         )
 
-    def within(self, most_bytes: float) -> set[fx.Node] | None:
-        """What backward makes again so that saved and made again take so much at most; None if that is too little."""
-        if most_bytes <= 0:
+    def within(self, most_bytes: float, passing_bytes: float, beside_bytes: float) -> set[fx.Node] | None:
+        """What backward makes again so that it all takes so much at most; None where that is too little.
+
+        `passing_bytes` are alive in passing anyway, `beside_bytes` at a time beside what is made again.
+        """
+        if most_bytes <= passing_bytes:
             return None
         from scipy.optimize import milp  # scipy takes half a second to import
 
-        answer = milp(**self._program(most_bytes), options={"mip_rel_gap": PRECISION, "time_limit": LONGEST_S})
+        program = self._program(most_bytes, passing_bytes, beside_bytes)
+        answer = milp(**program, options={"mip_rel_gap": PRECISION, "time_limit": LONGEST_S})
         if answer.x is None:
             return None
         saved = answer.x[: len(self.kinds)] > 0.5
         return {node for kind, is_saved in zip(self.kinds, saved, strict=True) if not is_saved for node in kind.nodes}
 
+    def most_again_bytes(self, made: Collection[fx.Node]) -> int:
+        """The bytes of what the block that makes most again makes again, and of what is made outside of blocks."""
+        again = [kind.size_bytes if any(node in made for node in kind.nodes) else 0 for kind in self.kinds]
+        return max(sum(again[i] for i in together) for together in self._at_a_time())
+
+    def _at_a_time(self) -> list[list[int]]:
+        """For each kind of block, the values that may be alive together after they were made again."""
+        blocks = dict.fromkeys((None, *(kind.block for kind in self.kinds)))
+        return [[i for i, kind in enumerate(self.kinds) if kind.block in (None, block)] for block in blocks]
+
     def seconds(self, nodes: Collection[fx.Node]) -> float:
         """What it takes to run these operators."""
         return sum(self.time_s(node) for node in nodes)
 
-    def _program(self, most_bytes: float) -> dict[str, Any]:
-        """Columns: saved or not for each kind, made again or not, and the most that is made again at a time."""
+    def _program(self, most_bytes: float, passing_bytes: float, beside_bytes: float) -> dict[str, Any]:
+        """Columns: saved or not for each kind, made again or not, and the most that is alive in passing."""
         from scipy.optimize import Bounds, LinearConstraint
         from scipy.sparse import lil_array
 
@@ -144,9 +159,9 @@ class LeastRemat:
                 rows.append(({i: 1.0, count + i: 1.0}, 1.0))
             rows += [({j: 1.0, count + j: 1.0, count + i: -1.0}, 0.0) for j in sorted(kind.operands - {i})]
         share = [kind.size_bytes / most_bytes for kind in self.kinds]
-        for block in dict.fromkeys((None, *(kind.block for kind in self.kinds))):
-            together = [i for i, kind in enumerate(self.kinds) if kind.block in (None, block)]
-            rows.append(({passing: 1.0, **{count + i: -share[i] for i in together}}, 0.0))
+        rows.append(({passing: 1.0}, passing_bytes / most_bytes))
+        for together in self._at_a_time():
+            rows.append(({passing: 1.0, **{count + i: -share[i] for i in together}}, beside_bytes / most_bytes))
         saved = {i: -share[i] * len(kind.nodes) for i, kind in enumerate(self.kinds)}
         rows.append(({**saved, passing: -1.0}, -1.0))
         matrix = lil_array((len(rows), passing + 1))

@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 import torch
 from torch import fx
 
-from axograph.capture.program import Input, Output, Program, facts, value
+from axograph.capture.program import Input, Output, Program, facts, size_bytes
 from axograph.cost_model.memory import readable
 from axograph.cost_model.protocol import CostModel
 from axograph.explanation import duration
@@ -31,8 +30,8 @@ from axograph.passes.scheduling.tasks import Tasks
 from axograph.plan import Plan
 from axograph.torch_private import graph_module
 
-_TRIES = 6
-"""How often the room for what is in passing is corrected."""
+_TRIES = 16
+"""How often the room for what is in passing is corrected before all that blocks recompute is recomputed."""
 
 _Results = list[tuple[fx.Node | None, Output]]
 
@@ -90,7 +89,7 @@ class Split:
     def _least(self, whole: _Whole, plan: Plan) -> Program:
         """The halves with the least recomputation that fits into memory.
 
-        What is alive in passing is known of two halves only: the room for the rest is corrected by what it was.
+        What is alive in passing is known of two halves only, so that room for it is made until they fit.
         """
         assert self.grid is not None
         assert self.cost_model is not None
@@ -100,23 +99,23 @@ class Split:
         gradients = [result for result, _ in whole.after]
         choice = LeastRemat(whole.program.graph, whole.forward, gradients, whole.again, lambda n: times_s.get(n, 0.0))
         room = self.memory_bytes - (plan.memory.total - plan.memory.saved - plan.memory.passing)
-        most = room
-        found: list[tuple[float, Program]] = []
+        halves = self._halves(whole, choice.always)
+        anyway = self._passing_bytes(halves)
+        beside = again_s = 0.0
+        saved, passing = _saved_bytes(halves), anyway
+        weights = sum(size_bytes(node) for node in self._saved(whole, choice.always) if node in whole.again)
         for _ in range(_TRIES):
-            redone = choice.within(most)
+            if saved + passing <= room:
+                return _told(halves, plan, self.memory_bytes, again_s, saved, passing)
+            redone = choice.within(room - weights, anyway, beside)
             if redone is None:
                 break
             halves = self._halves(whole, redone)
             saved, passing = _saved_bytes(halves), self._passing_bytes(halves)
-            if saved + passing <= room:
-                again_s = choice.seconds(self._behind(whole, redone)[1] & redone)
-                found.append((again_s, _told(halves, plan, self.memory_bytes, again_s, saved, passing)))
-                if len(found) > 1:
-                    break
-            most += room - saved - passing
-        if not found:
-            return self._halves(whole, recomputed(whole.program.graph, whole.forward, blocks=True))
-        return min(found, key=itemgetter(0))[1]
+            made = self._behind(whole, redone)[1] & redone
+            again_s = choice.seconds(made)
+            beside = max(beside, passing - choice.most_again_bytes(made))
+        return self._halves(whole, choice.blocks)
 
     def _passing_bytes(self, program: Program) -> int:
         """The most that is alive at once in a half, but for what goes in and comes out."""
@@ -157,7 +156,7 @@ class Split:
             return False
         moved = [facts(part).collective for part in ancestors([node]) if part in again]
         again_s = sum(self.cost_model.collective_s(part, self.grid) for part in moved if part is not None)
-        return again_s > self.cost_model.hold_s(value(node).numel() * value(node).element_size())
+        return again_s > self.cost_model.hold_s(size_bytes(node))
 
 
 def _told(halves: Program, plan: Plan, limit_bytes: float, again_s: float, saved: float, passing: float) -> Program:
@@ -166,7 +165,7 @@ def _told(halves: Program, plan: Plan, limit_bytes: float, again_s: float, saved
     assert halves.backward is not None
     note = f"backward recomputes for {duration(again_s)}, so that a step fits into {readable(limit_bytes)}"
     memory = replace(plan.memory, saved=float(saved), passing=float(passing))
-    told = replace(plan, remat="auto", memory=memory, notes=(*plan.notes, note))
+    told = replace(plan, remat="auto", memory=memory, notes=(*plan.notes, note) if again_s else plan.notes)
     return replace(halves, plan=told, backward=replace(halves.backward, plan=told))
 
 
@@ -174,7 +173,7 @@ def _saved_bytes(program: Program) -> int:
     """What forward saves, but for buffers."""
     pairs = zip(program.results(), program.outputs, strict=True)
     saved = [node for node, declared in pairs if declared.kind == "saved" and node is not None]
-    return sum(value(node).numel() * value(node).element_size() for node in saved if node.op != "placeholder")
+    return sum(size_bytes(node) for node in saved if node.op != "placeholder")
 
 
 def _half(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from axograph.capture.program import Program, facts
 from axograph.codegen.module import ParallelModule
-from axograph.passes.split import is_view
+from axograph.passes.dataflow import is_view
 from axograph.runtime.boxed import boxed
 from axograph.torch_private import collective_op, local_tensor
 

@@ -63,6 +63,8 @@ class _Apart(NamedTuple):
     element_bytes: int
     ahead: tuple[tuple[Hashable, int], ...] | None = None
     """For a target of the backward half, who takes the tensor in the forward half, and may have it brought there."""
+    redone: bool = False
+    """Whether the tensor is recomputed: then it is held where a collective brought it, not where it is sliced."""
     weight: str = ""
     """For what follows from parameters, its element type: it is held where bringing it there again would cost more."""
 
@@ -238,11 +240,11 @@ class Held:
             ahead, size = self._ahead(value), _element_bytes(value)
             if value in self.shared and value[0] in self.member_of:
                 made = self.member_of[value[0]]
-                self.apart[_Apart(made, value[1], self.shared[value], 0, size, None, dtype)] += 1
+                self.apart[_Apart(made, value[1], self.shared[value], 0, size, weight=dtype)] += 1
             for node, at in self.survey.users[value]:
                 if at >= 0 and (node in operators or node not in self.forward):
                     takers = None if node in self.forward else ahead
-                    two = _Apart(*self._home(value), self.member_of[node], at, size, takers, dtype)
+                    two = _Apart(*self._home(value), self.member_of[node], at, size, takers, weight=dtype)
                     self.apart[two] += 1
         for node in self.survey.placeholders:
             if node not in self.again:
@@ -261,9 +263,8 @@ class Held:
             self._below(anchor)
         elif value in self.unsaved:
             if value in self.shared:
-                self.apart[
-                    _Apart(self.member_of[value[0]], value[1], self.shared[value], 0, _element_bytes(value))
-                ] += 1
+                made, size = self.member_of[value[0]], _element_bytes(value)
+                self.apart[_Apart(made, value[1], self.shared[value], 0, size, redone=True)] += 1
             self._below(value)
 
     def _positions(self, node: fx.Node) -> None:
@@ -295,16 +296,17 @@ class Held:
         """Count the reshards between a tensor and what backward takes of it or of its views."""
         size = _element_bytes(value)
         home, output = self._home(value)
+        redone = value in self.unsaved
         for view in self._views(value):
             own = self.member_of[view[0]]
-            self.apart[_Apart(home, output, own, 0, size)] += 1
+            self.apart[_Apart(home, output, own, 0, size, redone=redone)] += 1
             if view in self.shared:
-                self.apart[_Apart(own, 0, self.shared[view], 0, size)] += 1
+                self.apart[_Apart(own, 0, self.shared[view], 0, size, redone=view in self.unsaved)] += 1
             self._below(view)
         ahead = self._ahead(value)
         for node, at in self._direct(value) if ahead else ():
             key = self.member_of[node] if at >= 0 else self.results[-1 - at]
-            self.apart[_Apart(home, output, key, max(at, 0), size, ahead)] += 1
+            self.apart[_Apart(home, output, key, max(at, 0), size, ahead, redone)] += 1
 
     def _held(self, two: _Apart, lies: Slots, taken: Slots) -> Array:
         """For each pair of states, the bytes of the copy that is held where the target takes the tensor."""
@@ -312,6 +314,13 @@ class Held:
         targets = self.resharder.number(placed for placed in taken if placed is not None)
         apart = sources[:, None] != targets[None, :]
         local = np.array([placed.local_elements(self.survey.grid) for placed in taken if placed is not None])
+        if two.redone:
+            moved = {
+                (a, b): communicates(lies[int(np.argmax(sources == a))], taken[int(np.argmax(targets == b))])
+                for a in np.unique(sources)
+                for b in np.unique(targets)
+            }
+            apart &= np.array([[moved[a, b] for b in targets] for a in sources])
         if two.weight and taken[0] is not None:
             size = math.prod(taken[0].shape) * two.element_bytes
             hold_s = [self.resharder.model.hold_s(float(part)) for part in local * two.element_bytes]
@@ -376,6 +385,15 @@ class Held:
         return np.array(
             [0.0 if (p := s[at]) is None else float(p.local_elements(grid) * element_bytes) for s in states]
         )
+
+
+def communicates(source: Placement | None, target: Placement | None) -> bool:
+    """Whether a tensor is brought from one placement to another by more than slices."""
+    if source is None or target is None:
+        return False
+    pairs = zip(source.dims, target.dims, strict=True)
+    sliced = all(b.axes[: len(a.axes)] == a.axes for x, y in pairs for a, b in zip(x, y, strict=True))
+    return not sliced or source.partial != target.partial
 
 
 def _element_bytes(value: Value) -> int:

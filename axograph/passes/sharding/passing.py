@@ -18,7 +18,7 @@ from torch import fx
 from axograph.capture.program import DTYPE_NAMES
 from axograph.passes.dataflow import is_view
 from axograph.passes.sharding.arguments import Value, output_tensors, resolve, tensor_arguments, tensor_of
-from axograph.passes.sharding.memory import Held
+from axograph.passes.sharding.memory import Held, communicates
 from axograph.passes.sharding.reshard import Resharder
 from axograph.passes.sharding.rule import Strategy
 from axograph.placement import Placement
@@ -123,7 +123,7 @@ class _Half:
         read = [self._use(resolve(a), p) for a, p in zip(tensor_arguments(node), strategy.inputs, strict=True)]
         if not self.is_backward and node in self.held.redone:
             for value, placed in read:
-                if value in self.held.unsaved and placed != self._home(value):
+                if value in self.held.unsaved and communicates(self._home(value), placed):
                     self._save((value, placed))
         for index, (tensor, made) in enumerate(zip(output_tensors(node), strategy.outputs, strict=True)):
             if tensor is None or made is None:
@@ -139,7 +139,7 @@ class _Half:
             if not self.is_backward and self.held.is_needed(value):
                 if self.held.is_kept(value):
                     self._at_no_cost((value, home))
-                elif home != made and value in self.held.unsaved:
+                elif value in self.held.unsaved and communicates(made, home):
                     self._save((value, home))
 
     def _use(self, value: Value, placed: Placement) -> Copy:
