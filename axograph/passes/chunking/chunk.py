@@ -20,6 +20,7 @@ from axograph.errors import PlanError
 from axograph.grid import Grid
 from axograph.passes.chunking.cuts import Cuts, Part, Survey, share
 from axograph.passes.chunking.emit import Chunker
+from axograph.passes.remat import Remat
 from axograph.passes.scheduling.estimate import step_s
 from axograph.passes.scheduling.memory import Lifetimes
 from axograph.passes.scheduling.tasks import Tasks
@@ -111,7 +112,9 @@ class Chunk:
 
     def _estimate(self, program: Program) -> tuple[float, dict[str, float], list[int]]:
         """The seconds of a step, those in which each track is busy, and the peak of memory in each half as given."""
-        split = Split(grid=self.grid, cost_model=self.cost_model).run(program)
+        blocks = program.plan is not None and program.plan.remat == "block"
+        remat: Remat = "block" if blocks else "none"
+        split = Split(grid=self.grid, cost_model=self.cost_model, remat=remat).run(program)
         halves = [split] if split.backward is None else [split, split.backward]
         busy_s, peaks = defaultdict[str, float](float), []
         for half in halves:
