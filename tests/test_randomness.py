@@ -85,15 +85,22 @@ def _capture_once(captured: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(compiler, "capture", once)
 
 
-@pytest.mark.parametrize("grid", [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2), (2, 2, 2, 2)], ids=str)
-def test_masks_are_those_of_one_rank_in_outputs_and_gradients(grid: Grid) -> None:
+@pytest.mark.parametrize(
+    ("grid", "chunks"),
+    [((2, 1, 1, 1), 1), ((1, 2, 1, 1), 2), ((1, 1, 2, 1), 1), ((1, 1, 1, 2), 1), ((2, 2, 2, 2), 1)],
+    ids=str,
+)
+def test_masks_are_those_of_one_rank_in_outputs_and_gradients(grid: Grid, chunks: int) -> None:
     with double_everywhere():
         torch.manual_seed(0)
         model = Model()
         expected = seen(copy.deepcopy(model), {"ids": IDS})
-        found = seen(axograph.parallelize(model, grid=grid), {"ids": IDS})
+        module = axograph.parallelize(model, grid=grid, chunks=chunks)
+        found = seen(module, {"ids": IDS})
     assert_same(found, expected)
     assert abs(found[0] - found[len(found) // 2]) > 1e-3  # the next step has other masks
+    draws = [node for node in module.stages["chunk"].program.graph.nodes if "axograph.random" in str(node.target)]
+    assert len(draws) == 4 * chunks
 
 
 def gpt2() -> tuple[nn.Module, dict[str, Any]]:

@@ -45,6 +45,13 @@ def test_all_ranks_start_from_the_weights_of_rank_0(found: Found) -> None:
     assert all(rank["different start"]["difference"] == 0 for rank in found)
 
 
+def test_masks_are_those_that_rank_0_draws(found: Found) -> None:
+    for rank in found:
+        for step in rank["dropout"]["steps"]:
+            assert step["difference"] < 1e-6
+            assert 0.05 < step["dropped"] < 0.4
+
+
 def test_reshards_over_groups_equal_the_parts_of_the_whole(found: Found) -> None:
     for rank in found:
         assert len(rank["reshards"]) == 13

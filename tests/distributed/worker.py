@@ -36,6 +36,7 @@ from axograph.runtime.process_grid import ProcessGrid
 from axograph.torch_private import collective_op, fake_tensor_mode
 from tests.cases.overlapping import Branches, Tied, watched
 from tests.cases.same import captured_once
+from tests.masked import Masked
 from tests.zoo import BY_NAME, loss_of
 
 
@@ -134,6 +135,27 @@ def different_start() -> dict[str, Any]:
     dist.all_gather(weights, full(module.weight).detach().contiguous())
     torch.manual_seed(0)
     return {"difference": difference(weights[-1], nn.Linear(8, 8).weight)}
+
+
+def dropout() -> dict[str, Any]:
+    """Ranks whose generators differ have the masks that rank 0 draws."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.4), nn.Linear(12, 8), nn.Dropout(0.2))
+    original, x = copy.deepcopy(model), torch.randn(8, 8)
+    module = axograph.parallelize(model, grid=(2, 1, 1, 2))
+    steps = []
+    for seed in (dist.get_rank(), 0):
+        torch.manual_seed(seed)
+        ours = module(x)
+        torch.manual_seed(0)
+        with Masked():
+            theirs = original(x)
+        for each in (ours, theirs):
+            each.square().mean().backward()
+        pairs = zip(module.parameters(), original.parameters(), strict=True)
+        found = [difference(ours, theirs), *(difference(a.grad, b.grad) for a, b in pairs)]
+        steps.append({"difference": max(found), "dropped": (theirs == 0).float().mean().item()})
+    return {"steps": steps}
 
 
 RESHARDS = [
@@ -281,7 +303,7 @@ def overlap() -> dict[str, Any]:
             torch.manual_seed(0)
             model = Tied().double()
             with recorded(Grid(*grid)) as issued[overlap]:
-                module = axograph.parallelize(model, grid, scheme="axonn", overlap=overlap)
+                module = axograph.parallelize(model, grid, scheme="axonn", overlap=overlap, chunks=1)
                 seen[overlap] = watched(module, inputs, 20, pause=lambda: time.sleep(late.choice([0.0, 0.0, 0.01])))
     torch.manual_seed(0)
     original = Tied().double()
@@ -341,6 +363,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "outputs": outputs,
     "optimizer made first": optimizer_made_first,
     "different start": different_start,
+    "dropout": dropout,
     "reshards": reshards,
     "exchanges": exchanges,
     "one rank searches": lambda: searches(fails=False),
