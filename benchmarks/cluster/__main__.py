@@ -16,13 +16,14 @@ import signal
 import statistics
 import sys
 
+from benchmarks.cluster.gloo_model import Figures
 from benchmarks.cluster.hosts import Hosts, refuse_without_means
 from benchmarks.cluster.running import Running
 from benchmarks.cluster.workload import SIZES, Sizes
 
 COLUMNS = (
-    "system", "median step", "min", "max", "x alone", "exposed", "CPU per rank", "sent per rank", "loss difference",
-    "others' CPU",
+    "system", "median step", "min", "max", "x alone", "exposed", "simulated step", "exposed", "CPU per rank",
+    "sent per rank", "loss difference", "others' CPU",
 )  # fmt: skip
 RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -40,7 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--check", type=int, default=4, help="steps whose losses are compared with one rank's")
-    parser.add_argument("--flops", type=float, default=6e10, help="of a rank, per second, for the cost model")
+    parser.add_argument("--figures", metavar="FILE", help="of the box for the cost model, written by calibrate")
     parser.add_argument("--max-foreign", type=float, default=0.08, help="of the processors; busier steps are repeated")
     parser.add_argument("--repeats", type=int, default=2, help="of a step while the machine is busier")
     parser.add_argument("--port", type=int, default=29700)
@@ -75,11 +76,17 @@ def table(systems: list[Running], measured: dict[str, list[int]], reference: lis
         apart = max(abs(step.loss - loss) for step, loss in zip(system.steps, reference, strict=False))
         lines.append(
             f"| {system.name} | {statistics.median(wall):.2f} s | {min(wall):.2f} | {max(wall):.2f} | {ratio:.2f}"
-            f" | {exposed:.2f} s | {statistics.median(s.cpu_s for s in steps):.2f} s"
+            f" | {exposed:.2f} s | {seconds(steps[-1].simulated_s)} | {seconds(steps[-1].simulated_exposed_s)}"
+            f" | {statistics.median(s.cpu_s for s in steps):.2f} s"
             f" | {statistics.median(s.sent_bytes for s in steps) / 1e6:.1f} MB | {apart:.0e}"
             f" | {statistics.median(s.foreign for s in steps):.0%} |"
         )
     return "\n".join(lines)
+
+
+def seconds(time_s: float | None) -> str:
+    """A time for the table."""
+    return "" if time_s is None else f"{time_s:.2f} s"
 
 
 def main() -> None:
@@ -92,7 +99,7 @@ def main() -> None:
     told = {
         "optimizer": options.optimizer,
         "link_bytes_per_s": rate_bytes_per_s(options.rate),
-        "flops_per_s": options.flops,
+        "figures": dataclasses.asdict(Figures.load(options.figures) if options.figures else Figures()),
     }
     print(f"{sizes}\n{options.hosts} hosts, {options.ranks} ranks, links {options.rate}", flush=True)
     with Hosts(options.hosts, options.rate) as hosts:

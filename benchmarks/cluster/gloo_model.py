@@ -1,48 +1,101 @@
-"""A cost model of ranks over gloo on shaped links: rings, and what gloo makes of them."""
+"""A cost model of ranks over gloo on shaped links; its figures are measured, by `calibrate.py` or as written here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
-from axograph.cost_model import RingModel
-from axograph.cost_model.machine import InterNodeLinks, IntraNodeLinks, Machine, MatmulRate
 from axograph.cost_model.protocol import Collective, Compute
+from axograph.cost_model.route import Route, route, steps
 from axograph.grid import Grid
+from axograph.runtime.exchange import MOST_RANKS
 
-LINK_FILLED = {"all_reduce": 0.97, "all_gather": 0.64, "reduce_scatter": 0.95, "all_to_all": 0.49}
-"""The part of a 200 Mbit/s link that each collective of gloo fills, measured with 16 MiB on two hosts, torch 2.13."""
+OPERATORS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "all_to_all": "all_to_all_single",
+}
+SLOWER = {"gelu.": 6.0, "gelu_backward.": 2.5, "_log_softmax.": 4.0, "attention": 1.7}
+"""How many times as long operators take as their bytes, or flops at the rate of products, measured as `Figures`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one rank of the box does. Measured on two virtual processors (Sapphire Rapids), torch 2.13, one thread."""
+
+    flops_per_s: float = 1.15e11
+    """Of products of 512 features and more, in float32."""
+    memory_bytes_per_s: float = 8e9
+    """Of pointwise operators, which write to memory that is new to them."""
+    operator_s: float = 1.5e-5
+    """To start an operator."""
+    filled: float = 0.95
+    """The part of a link that a collective fills. gloo's all-gather in rings of four ranks: 0.90."""
+    latency_s: float = 1.5e-3
+    """Of a small collective, while both processors compute."""
+    loopback_bytes_per_s: float = 1e9
+    """Between ranks of one host, each."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Figures:
+        """Figures that `calibrate.py` has written."""
+        return cls(**json.loads(Path(path).read_text()))
+
+    def save(self, path: str | Path) -> None:
+        """Write them as JSON."""
+        Path(path).write_text(json.dumps({f.name: getattr(self, f.name) for f in fields(self)}, indent=2) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class GlooModel:
-    """Rings, but a reduce-scatter sends as much as an all-reduce, and no collective fills its link."""
+    """Exchanges between few ranks, rings of gloo otherwise, on links that hosts have each way."""
 
-    ring: RingModel
+    link_bytes_per_s: float
+    ranks_per_host: int
+    figures: Figures = Figures()
 
     @classmethod
     def of(cls, link_bytes_per_s: float, flops_per_s: float, ranks_per_host: int) -> GlooModel:
-        """A model of this box; memory is never short and holding parameters costs nothing."""
-        machine = Machine(
-            name="box",
-            ranks_per_node=ranks_per_host,
-            memory_bytes=1e12,
-            memory_bytes_per_s=8e9,
-            kernel_launch_s=5e-6,
-            matmul=(MatmulRate(dtype="f32", peak_flops_per_s=flops_per_s, achievable_fraction=1.0),),
-            intra_node=IntraNodeLinks(rank_bytes_per_s=1e9, peer_bytes_per_s=1e9, step_latency_s=1e-4),
-            inter_node=InterNodeLinks(node_bytes_per_s=link_bytes_per_s, step_latency_s=5e-4),
-        )
-        return cls(RingModel(machine, hold_s_per_byte=0.0))
+        """A model with another rate of products."""
+        return cls(link_bytes_per_s, ranks_per_host, replace(Figures(), flops_per_s=flops_per_s))
 
     def compute_s(self, work: Compute) -> float:
-        return self.ring.compute_s(work)
+        """The longer one of computing and moving memory, and the start of the operator."""
+        if work.flops == 0 and work.size_bytes == 0:
+            return 0.0
+        figures = self.figures
+        slower = next(
+            (times for name, times in SLOWER.items() if name in work.op and "softmax_back" not in work.op), 1.0
+        )
+        moving_s = work.size_bytes / figures.memory_bytes_per_s
+        return slower * max(work.flops / figures.flops_per_s, moving_s) + figures.operator_s
 
     def collective_s(self, collective: Collective, grid: Grid) -> float:
-        sent = replace(collective, kind="all_reduce") if collective.kind == "reduce_scatter" else collective
-        return self.ring.collective_s(sent, grid) / LINK_FILLED[collective.kind]
+        """A latency, and what the busiest link carries: that of a host, or the loopback."""
+        way = route(grid, collective.axes, self.ranks_per_host)
+        if way.ranks == 1:
+            return 0.0
+        sent = self._sent(collective, way) * collective.size_bytes
+        rate = self.figures.loopback_bytes_per_s if way.inside_node else self.link_bytes_per_s * self.figures.filled
+        return self.figures.latency_s + sent / rate
+
+    def _sent(self, collective: Collective, way: Route) -> float:
+        """What a host puts on its link (inside a host, a rank sends), in sizes of the collective."""
+        n = way.ranks
+        if n > MOST_RANKS[OPERATORS[collective.kind]]:  # gloo's reduce-scatter sends as much as its all-reduce
+            ring = "all_reduce" if collective.kind == "reduce_scatter" else collective.kind
+            return way.sharing * steps(ring, n) / n
+        if way.inside_node or collective.kind == "all_reduce":
+            return way.sharing * steps(collective.kind, n) / n
+        members = self.ranks_per_host / way.sharing
+        return self.ranks_per_host * (n - members) / n
 
     def hold_s(self, size_bytes: float) -> float:
-        return self.ring.hold_s(size_bytes)
+        """Memory is never short."""
+        return 0.0
 
     def channel(self, collective: Collective, grid: Grid) -> str:
-        return self.ring.channel(collective, grid)
+        """The loopback, or the links between hosts."""
+        return "node" if route(grid, collective.axes, self.ranks_per_host).inside_node else "network"

@@ -11,6 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from benchmarks.cluster.gloo_model import Figures
 from benchmarks.cluster.systems import Task, build, parse
 from benchmarks.cluster.workload import Sizes, make_batch, make_model
 
@@ -29,7 +30,9 @@ def main() -> None:
     if ranks > 1:
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
         dist.init_process_group("gloo", rank=told["rank"], world_size=ranks, timeout=timeout)
-    step = build(name, Task(model=make_model(sizes), options=options, **told))
+    figures = Figures(**told.pop("figures"))
+    task = Task(model=make_model(sizes), options=options, figures=figures, **told)
+    step = build(name, task)
     for line in sys.stdin:
         batch = make_batch(sizes, int(line))
         if ranks > 1:
@@ -37,7 +40,7 @@ def main() -> None:
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
         loss = step(batch)
         answer = {"wall_s": time.perf_counter() - start_s, "cpu_s": time.process_time() - start_cpu_s}
-        print(json.dumps({**answer, "loss": float(loss)}), file=answers, flush=True)
+        print(json.dumps({**answer, "loss": float(loss), **task.simulated}), file=answers, flush=True)
     os._exit(0)  # process groups of a partner that has left may not close
 
 

@@ -36,6 +36,9 @@ class Taken:
     """On the link, mean of ranks."""
     foreign: float
     """The part of the machine's processors that others used meanwhile."""
+    simulated_s: float | None = None
+    simulated_exposed_s: float | None = None
+    """What a simulator says of the step; None where there is none."""
 
 
 @dataclass(slots=True)
@@ -84,6 +87,8 @@ class Running:
             loss=statistics.fmean(a["loss"] for a in answers),
             sent_bytes=(self.hosts.sent_bytes() - sent) / len(answers),
             foreign=max(foreign, 0.0),
+            simulated_s=answers[0].get("simulated_s"),
+            simulated_exposed_s=answers[0].get("simulated_exposed_s"),
         )
         for process in self.processes:
             process.send_signal(signal.SIGSTOP)

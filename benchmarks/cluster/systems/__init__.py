@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from benchmarks.cluster.gloo_model import Figures
 from benchmarks.cluster.workload import GPT
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -28,7 +30,9 @@ class Task:
     options: dict[str, str]
     optimizer: str
     link_bytes_per_s: float
-    flops_per_s: float
+    figures: Figures
+    simulated: dict[str, float] = field(default_factory=dict)
+    """What a system has been told by a simulator: `simulated_s` of a step, and `simulated_exposed_s`."""
 
 
 def parse(text: str) -> tuple[str, dict[str, str]]:
@@ -42,6 +46,12 @@ def build(name: str, task: Task) -> Step:
     """The step of the system of this name."""
     step: Step = importlib.import_module(f"benchmarks.cluster.systems.{name}").build(task)
     return step
+
+
+def host_mesh(task: Task, names: tuple[str, str]) -> DeviceMesh:
+    """Hosts by the ranks of each, or with option `cross`, the other way round."""
+    ranks = torch.arange(task.ranks).view(-1, task.ranks_per_host)
+    return DeviceMesh("cpu", ranks.t() if "cross" in task.options else ranks, mesh_dim_names=names)
 
 
 def training(
