@@ -73,8 +73,8 @@ def parallelize(
             `torch.utils.checkpoint`: "none", the insides of the model's numbered layers ("block"), or as little as fits
             into `memory_bytes` ("auto").
         overlap: whether collectives run while ranks compute. False leaves out the passes that only serve that: every
-            collective stays where its result is needed and is waited for at once. Moving collectives changes no bit
-            of any number.
+            collective stays where its result is needed and is waited for at once. Numbers are the same to the last
+            bit either way, as long as `chunks` is the same.
         pipeline: a function from the standard passes to those to run.
         observers: called with each `Stage` as it is made.
 
