@@ -17,7 +17,7 @@ from axograph.passes.rewrite import rebuild
 from axograph.pipeline import Pass, Stage, Stages, run
 
 REWRITES = ["unsort-experts", "group-heads", "recognize-causal"]
-STANDARD = ["normalize", *REWRITES, "shard", "localize", "simplify", "chunk", "split", "schedule"]
+STANDARD = ["normalize", *REWRITES, "shard", "localize", "simplify", "chunk", "split", "bucket", "schedule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +142,7 @@ def test_a_user_can_drop_and_replace_passes() -> None:
         "localize",
         "chunk",
         "split",
+        "bucket",
         "schedule",
     ]
 

@@ -23,6 +23,7 @@ from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
 from axograph.passes.recognize_causal import RecognizeCausal
 from axograph.passes.remat import Remat
+from axograph.passes.scheduling.buckets import BucketCollectives
 from axograph.passes.scheduling.schedule import Schedule
 from axograph.passes.sharding.constraints import Entry
 from axograph.passes.sharding.decision import Once
@@ -106,6 +107,7 @@ class Compiler:
             Simplify(),
             *self._chunk(dims),
             Split(grid=self.grid, cost_model=self.cost_model, remat=self.remat, memory_bytes=self.memory_bytes),
+            BucketCollectives(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),
         )
         if self.overlap:
             standard += (Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),)

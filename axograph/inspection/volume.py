@@ -131,8 +131,10 @@ def volume(compiled: ParallelModule | Program) -> Volume:
 
 
 def _latest(module: ParallelModule) -> Program:
+    """The program before collectives of several modules become one."""
     assert module.plan, "raises where nothing is compiled"
-    return list(module.stages.values())[-1].program
+    names = list(module.stages)
+    return module.stages[names[names.index("bucket") - 1 if "bucket" in names else -1]].program
 
 
 class _Input(NamedTuple):

@@ -9,8 +9,9 @@ would lift memory above the cap is passed over while another is there.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from torch import fx
@@ -20,7 +21,7 @@ from axograph.passes.scheduling.memory import Lifetimes
 from axograph.passes.scheduling.tasks import Task, Tasks
 
 
-def longest_chains_s(tasks: Tasks, *, forward: bool, computing: float = 1.0) -> list[float]:
+def longest_chains_s(tasks: Sequence[Task], *, forward: bool, computing: float = 1.0) -> list[float]:
     """For each task, the seconds of the longest chain of tasks that it begins (`forward`) or ends.
 
     Seconds of computing count `computing` times.
@@ -33,7 +34,7 @@ def longest_chains_s(tasks: Tasks, *, forward: bool, computing: float = 1.0) -> 
     return chain_s
 
 
-def least_s(tasks: Tasks) -> float:
+def least_s(tasks: Sequence[Task]) -> float:
     """No order takes less: the largest of computing, each channel, and the longest chain."""
     busy_s: dict[str, float] = defaultdict(float)
     for task in tasks:
@@ -53,77 +54,111 @@ class Live(Protocol):
         ...
 
 
+class _Storages:
+    """What each task makes and reads, by its number: storages are numbers too."""
+
+    def __init__(self, tasks: Sequence[Task], lifetimes: Lifetimes) -> None:
+        numbers = {storage: number for number, storage in enumerate(lifetimes.size)}
+
+        def numbered(storages: Iterable[fx.Node]) -> tuple[int, ...]:
+            return tuple(numbers[storage] for storage in storages)
+
+        self.size = list(lifetimes.size.values())
+        self.made = [numbered(lifetimes.made[task.node]) for task in tasks]
+        self.read = [numbered(lifetimes.read[task.node]) for task in tasks]
+        self.made_bytes = [sum(self.size[storage] for storage in made) for made in self.made]
+        self.communicates = [task.track != STREAM for task in tasks]
+        self.awaits = [tuple(n for n in task.needs if self.communicates[n]) for task in tasks]
+        """The collectives that a task waits for, if no other task has before."""
+        self.results = set(numbered(lifetimes.results))
+        self.inputs = numbered(lifetimes.inputs)
+
+
 class _Forward:
     """From the beginning: a definition holds, the last use frees; the first use of a result frees what was sent."""
 
-    def __init__(self, tasks: Tasks, lifetimes: Lifetimes) -> None:
-        self.tasks = tasks
-        self.size = lifetimes.size
-        self.made, self.read = lifetimes.made, lifetimes.read
-        self.keep = lifetimes.results
-        self.uses = Counter(storage for task in tasks for storage in self.read[task.node])
-        self.uses.update(storage for task in tasks if task.track != STREAM for storage in self.read[task.node])
-        self.waited: set[int] = set()
-        self.live = sum(self.size[s] for s in lifetimes.inputs if self.uses[s] or s in self.keep)
+    def __init__(self, tasks: Sequence[Task], of: _Storages) -> None:
+        self.of = of
+        self.uses = [0] * len(of.size)
+        for task in tasks:
+            for storage in of.read[task.number]:
+                self.uses[storage] += 1 + of.communicates[task.number]
+        for storage in of.results:
+            self.uses[storage] += 1
+        self.waited = bytearray(len(tasks))
+        self.live = sum(of.size[storage] for storage in of.inputs if self.uses[storage])
 
     def during(self, task: Task) -> int:
-        return self.live + sum(self.size[storage] for storage in self.made[task.node])
+        return self.live + self.of.made_bytes[task.number]
 
     def take(self, task: Task) -> None:
-        self.live += sum(self.size[s] for s in self.made[task.node] if self.uses[s] or s in self.keep)
-        self._free(self.read[task.node])
-        for number in task.needs:
-            needed = self.tasks[number]
-            if needed.track != STREAM and number not in self.waited:
-                self.waited.add(number)
-                self._free(self.read[needed.node])
+        of = self.of
+        for storage in of.made[task.number]:
+            if self.uses[storage]:
+                self.live += of.size[storage]
+        self._free(of.read[task.number])
+        for number in of.awaits[task.number]:
+            if not self.waited[number]:
+                self.waited[number] = True
+                self._free(of.read[number])
 
-    def _free(self, storages: tuple[fx.Node, ...]) -> None:
+    def _free(self, storages: tuple[int, ...]) -> None:
         for storage in storages:
             self.uses[storage] -= 1
-            if not self.uses[storage] and storage not in self.keep:
-                self.live -= self.size[storage]
+            if not self.uses[storage]:
+                self.live -= self.of.size[storage]
 
 
 class _Backward:
     """From the end: a definition frees, the first use met holds; the last use met of a result holds what was sent."""
 
-    def __init__(self, tasks: Tasks, lifetimes: Lifetimes) -> None:
-        self.tasks = tasks
-        self.size = lifetimes.size
-        self.made, self.read = lifetimes.made, lifetimes.read
-        self.held = set(lifetimes.results)
-        self.users = {task.number: len(task.users) for task in tasks if task.track != STREAM}
-        for number, users in self.users.items():
-            if not users:
-                self.held.update(self.read[tasks[number].node])
-        self.live = sum(self.size[storage] for storage in self.held)
+    def __init__(self, tasks: Sequence[Task], of: _Storages) -> None:
+        self.of = of
+        self.held = bytearray(len(of.size))
+        self.users = [len(task.users) for task in tasks]
+        self.live = 0
+        self._hold(of.results)
+        for task in tasks:
+            if of.communicates[task.number] and not task.users:
+                self._hold(of.read[task.number])
 
     def during(self, task: Task) -> int:
-        fresh = {*self.made[task.node], *self._used(task)} - self.held
-        return self.live + sum(self.size[storage] for storage in fresh)
+        fresh = {s for s in (*self.of.made[task.number], *self._used(task)) if not self.held[s]}
+        return self.live + sum([self.of.size[storage] for storage in fresh])
 
     def take(self, task: Task) -> None:
         used = self._used(task)
-        for number in task.needs:
-            if number in self.users:
-                self.users[number] -= 1
-        for storage in self.made[task.node]:
-            if storage in self.held:
-                self.held.discard(storage)
-                self.live -= self.size[storage]
-        for storage in used:
-            if storage not in self.held:
-                self.held.add(storage)
-                self.live += self.size[storage]
+        for number in self.of.awaits[task.number]:
+            self.users[number] -= 1
+        for storage in self.of.made[task.number]:
+            if self.held[storage]:
+                self.held[storage] = False
+                self.live -= self.of.size[storage]
+        self._hold(used)
 
-    def _used(self, task: Task) -> list[fx.Node]:
+    def _hold(self, storages: Iterable[int]) -> None:
+        for storage in storages:
+            if not self.held[storage]:
+                self.held[storage] = True
+                self.live += self.of.size[storage]
+
+    def _used(self, task: Task) -> tuple[int, ...]:
         """The storages that a task reads, and those sent by the collectives that it is the first to wait for."""
-        used = list(self.read[task.node])
-        for number in task.needs:
-            if self.users.get(number) == 1:
-                used += self.read[self.tasks[number].node]
+        used = self.of.read[task.number]
+        for number in self.of.awaits[task.number]:
+            if self.users[number] == 1:
+                used += self.of.read[number]
         return used
+
+
+class _Unlimited:
+    """Where no memory is short."""
+
+    def during(self, task: Task) -> int:
+        return 0
+
+    def take(self, task: Task) -> None:
+        pass
 
 
 _Entry = tuple[float, int]
@@ -133,15 +168,17 @@ _Entry = tuple[float, int]
 class Lists:
     """Orders of the tasks of one graph by list scheduling, within a cap on memory."""
 
-    def __init__(self, tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float) -> None:
-        self.tasks = tasks
-        self.lifetimes = lifetimes
+    def __init__(self, tasks: Tasks, lifetimes: Lifetimes | None = None, cap_bytes: float = math.inf) -> None:
+        self.tasks = list(tasks)
         self.cap_bytes = cap_bytes
+        self.storages = _Storages(self.tasks, lifetimes) if lifetimes is not None else None
         self.short_of_memory = False
         """Whether a task had to be passed over."""
 
     def orders(self, rounds: int, window: float) -> Iterator[list[Task]]:
-        """Orders worth comparing: by the most communication to come, from either end, computing counting little.
+        """Orders worth comparing: first come, first served; then by the most communication to come, from either end.
+
+        The first begins what it can in the order given; in the others computing counts little.
 
         Each is improved by turns from both ends, what ended last being placed first, then what began first ("double
         justification", Valls, Ballestin and Quintanilla, European Journal of Operational Research 165, 2005).
@@ -149,15 +186,24 @@ class Lists:
         A task further than `window` tasks behind the first one not placed is not placed yet: the smaller, the closer
         memory stays to that of the order given.
         """
+        yield from self._improved([-float(task.number) for task in self.tasks], True, rounds, window)
         for weight in _WEIGHTS_OF_COMPUTING:
-            for start in (False, True):
-                forward = start
+            for forward in (False, True):
                 urgency = longest_chains_s(self.tasks, forward=forward, computing=weight)
-                for _ in range(rounds):
-                    run = _Run(self, urgency, forward, window)
-                    yield run.order()
-                    urgency = run.next_urgency()
-                    forward = not forward
+                yield from self._improved(urgency, forward, rounds, window)
+
+    def _improved(self, urgency: list[float], forward: bool, rounds: int, window: float) -> Iterator[list[Task]]:
+        for _ in range(rounds):
+            run = _Run(self, urgency, forward, window)
+            yield run.order()
+            urgency = run.next_urgency()
+            forward = not forward
+
+    def live(self, forward: bool) -> Live:
+        """What lives before the first task is taken from this end."""
+        if self.storages is None or math.isinf(self.cap_bytes):
+            return _Unlimited()
+        return (_Forward if forward else _Backward)(self.tasks, self.storages)
 
 
 _WEIGHTS_OF_COMPUTING = (0.0, 0.1)
@@ -168,24 +214,22 @@ class _Run:
 
     def __init__(self, lists: Lists, urgency: Sequence[float], forward: bool, window: float) -> None:
         self.tasks, self.forward = lists.tasks, forward
+        self.lists = lists
+        self.urgency = urgency
         self.window = window
+        self.live = lists.live(forward)
+        self.now_s = 0.0
+        self.free_s = {task.track: 0.0 for task in self.tasks}
+        self.ready: dict[str, list[_Entry]] = {track: [] for track in self.free_s}
+        """The tasks that nothing holds up, by track; heaps."""
+        self.later: list[tuple[float, int]] = []
+        """Tasks that are released at a time to come; a heap."""
         self.beyond: list[int] = []
         """How far tasks that nothing else holds up lie from the end begun at; a heap."""
         self.first = 0
         """How far the first task not placed lies from the end begun at."""
         self.placed = bytearray(len(self.tasks))
         self.release_s = [0.0] * len(self.tasks)
-        self.lists = lists
-        self.cap_bytes = lists.cap_bytes
-        self.urgency = urgency
-        lifetimes = lists.lifetimes
-        self.live: Live = _Forward(self.tasks, lifetimes) if self.forward else _Backward(self.tasks, lifetimes)
-        self.now_s = 0.0
-        self.free_s: dict[str, float] = {}
-        self.ready: dict[str, list[_Entry]] = {}
-        """The tasks that nothing holds up, by track; heaps."""
-        self.later: list[tuple[float, int]] = []
-        """Tasks that are released at a time to come; a heap."""
         self.placed_s = [0.0] * len(self.tasks)
         """When each task is met, from the end that the run began at."""
         self._run()
@@ -221,57 +265,74 @@ class _Run:
 
     def _run(self) -> None:
         held_up = [len(task.needs if self.forward else task.users) for task in self.tasks]
-        release_s = self.release_s
+        release_s, placed_s = self.release_s, self.placed_s
         for task in self.tasks:
             if not held_up[task.number]:
-                heapq.heappush(self.beyond, self._place(task.number))
+                self._release(task.number)
         for _ in self.tasks:
             task = self._next()
             end_s = self.now_s + task.time_s
-            self.placed_s[task.number] = self.now_s
+            placed_s[task.number] = self.now_s
             self.free_s[task.track] = end_s
             self.live.take(task)
             self.placed[self._place(task.number)] = True
             for other in task.users if self.forward else task.needs:
                 held_up[other] -= 1
-                release_s[other] = max(release_s[other], end_s)
+                if release_s[other] < end_s:
+                    release_s[other] = end_s
                 if not held_up[other]:
-                    heapq.heappush(self.beyond, self._place(other))
+                    self._release(other)
 
     def _place(self, number: int) -> int:
         """How far a task lies, in the order given, from the end begun at; and back."""
         return number if self.forward else len(self.tasks) - 1 - number
 
+    def _release(self, number: int) -> None:
+        """No other task holds this one up any more."""
+        if self.window < len(self.tasks):
+            heapq.heappush(self.beyond, self._place(number))
+        elif self.release_s[number] <= self.now_s:
+            self._admit(number)
+        else:
+            heapq.heappush(self.later, (self.release_s[number], number))
+
+    def _admit(self, number: int) -> None:
+        """The time has come from which a task may be taken."""
+        place = number if self.forward else -number
+        heapq.heappush(self.ready[self.tasks[number].track], (-self.urgency[number], place))
+
     def _next(self) -> Task:
         """The next task that a track can take; time goes on until there is one."""
-        while self.first < len(self.tasks) and self.placed[self.first]:
-            self.first += 1
-        while self.beyond and self.beyond[0] < self.first + self.window:
-            number = self._place(heapq.heappop(self.beyond))
-            heapq.heappush(self.later, (self.release_s[number], number))
+        if self.window < len(self.tasks):
+            while self.placed[self.first]:
+                self.first += 1
+            while self.beyond and self.beyond[0] < self.first + self.window:
+                number = self._place(heapq.heappop(self.beyond))
+                heapq.heappush(self.later, (self.release_s[number], number))
+        later = self.later
         while True:
-            while self.later and self.later[0][0] <= self.now_s:
-                task = self.tasks[heapq.heappop(self.later)[1]]
-                place = task.number if self.forward else -task.number
-                heapq.heappush(self.ready.setdefault(task.track, []), (-self.urgency[task.number], place))
+            while later and later[0][0] <= self.now_s:
+                self._admit(heapq.heappop(later)[1])
             taken = self._taken()
             if taken is not None:
                 return taken
-            ends = [end_s for end_s in self.free_s.values() if end_s > self.now_s]
-            self.now_s = min([*ends, *(release_s for release_s, _ in self.later[:1])])
+            times = [end_s for end_s in self.free_s.values() if end_s > self.now_s]
+            if later:
+                times.append(later[0][0])
+            self.now_s = min(times)
 
     def _taken(self) -> Task | None:
         """The most urgent task of a track that is free and that fits; if none ever will, the one that adds least."""
         passed: list[tuple[int, str, _Entry]] = []
         for track, heap in self.ready.items():
-            if self.free_s.get(track, 0.0) > self.now_s:
+            if not heap or self.free_s[track] > self.now_s:
                 continue
             skipped: list[_Entry] = []
             found = None
             while heap and found is None and len(skipped) < _LOOK:
                 entry = heapq.heappop(heap)
                 bytes_ = self.live.during(self.tasks[abs(entry[1])])
-                if bytes_ <= self.cap_bytes:
+                if bytes_ <= self.lists.cap_bytes:
                     found = entry
                 else:
                     skipped.append(entry)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
+from axograph.capture.program import Program
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.sharding.arguments import is_pick
 from axograph.torch_private import collective_op
@@ -63,6 +65,12 @@ class Lifetimes:
                 if not uses[storage] and storage not in keep:
                     live -= self.size[storage]
         return most
+
+
+def room_bytes(program: Program, memory_bytes: float) -> float:
+    """What the plan of a program leaves of so much memory; without a plan nothing is short."""
+    held = program.plan.memory if program.plan is not None else None
+    return max(memory_bytes - held.total, 0.0) if held is not None else math.inf
 
 
 def _bytes(value: object) -> int:

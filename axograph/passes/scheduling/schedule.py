@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -13,9 +12,10 @@ from axograph.cost_model.protocol import CostModel
 from axograph.cost_model.simulator import STREAM, Timeline, simulate
 from axograph.grid import Grid
 from axograph.passes.scheduling.axonn import axonn_order
+from axograph.passes.scheduling.estimate import order_s
 from axograph.passes.scheduling.exposed import reasons
 from axograph.passes.scheduling.lists import Lists, least_s
-from axograph.passes.scheduling.memory import Lifetimes
+from axograph.passes.scheduling.memory import Lifetimes, room_bytes
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.scheduling.verify import verify
 from axograph.torch_private import graph_module
@@ -26,11 +26,11 @@ SLACK = 1.1
 ROUNDS = 3
 """How many orders follow from each start of list scheduling, each improving the one before."""
 
-WINDOWS = (64, 16, 6)
+WINDOWS = (16, 6, 64)
 """How far from the order given list scheduling may look, in tasks: tried where memory limits the orders."""
 
-MANY = 4096
-"""How many tasks are too many to try windows."""
+WORK = 100_000
+"""How many tasks list scheduling places in a half, all orders together; with many tasks fewer orders are tried."""
 
 NEAR = 1.002
 """How close to the bound an order is good enough."""
@@ -53,8 +53,7 @@ class Schedule:
 
     def run(self, program: Program) -> Program:
         """The program with both halves in their best order found."""
-        held = program.plan.memory if program.plan is not None else None
-        spare_bytes = max(self.memory_bytes - held.total, 0.0) if held is not None else math.inf
+        spare_bytes = room_bytes(program, self.memory_bytes)
         done = self.schedule(program, spare_bytes)
         return done if done.backward is None else replace(done, backward=self.schedule(done.backward, spare_bytes))
 
@@ -64,16 +63,10 @@ class Schedule:
         lifetimes = Lifetimes(tasks)
         given = lifetimes.peak(list(program.graph.nodes))
         cap_bytes = min(self.slack * given, given + spare_bytes)
-        best: list[fx.Node] = list(program.graph.nodes)
-        timeline = self._played(tasks, best)
+        search = _Search(tasks, lifetimes, cap_bytes, self.contention)
         if any(task.track != STREAM for task in tasks):
-            good_s = NEAR * least_s(tasks)
-            for nodes in _candidates(tasks, lifetimes, given, cap_bytes):
-                played = self._played(tasks, nodes)
-                if played.time_s < timeline.time_s * (1 - 1e-9):
-                    best, timeline = nodes, played
-                if timeline.time_s <= good_s:
-                    break
+            search.run(given)
+        best, timeline = search.best, search.timeline
         graph = _in_order(best)
         verify(program.graph, graph, lifetimes, cap_bytes)
         why = reasons(tasks, best, timeline)
@@ -82,32 +75,52 @@ class Schedule:
                 note(node, exposed=why[node.name])
         return replace(program, graph_module=graph_module(graph, "Scheduled"))
 
-    def _played(self, tasks: Tasks, nodes: list[fx.Node]) -> Timeline:
-        return simulate(tasks.steps(nodes), contention=self.contention)
 
+class _Search:
+    """The shortest of the orders that fit: the one given, AxoNN's, and those of list scheduling."""
 
-def _candidates(tasks: Tasks, lifetimes: Lifetimes, given: float, cap_bytes: float) -> Iterator[list[fx.Node]]:
-    """The orders to choose from: the one given, AxoNN's, and list scheduling from both ends, as far as they fit.
+    def __init__(self, tasks: Tasks, lifetimes: Lifetimes, cap_bytes: float, contention: float) -> None:
+        self.tasks = tasks
+        self.lifetimes = lifetimes
+        self.cap_bytes = cap_bytes
+        self.contention = contention
+        self.best = list(tasks.graph.nodes)
+        self.timeline = self._played(self.best)
+        self.work = 0
+        """How many tasks list scheduling has placed."""
 
-    `given` is the most bytes that live at once in the order given.
-    """
-    for nodes in (tasks.ordered(tasks), axonn_order(tasks)):
-        if lifetimes.peak(nodes) <= cap_bytes:
-            yield nodes
-    aims = (cap_bytes, given)  # aiming lower may succeed where aiming at the cap does not
-    trials = [(cap_bytes, math.inf)]
-    if len(tasks) <= MANY:
-        trials += [(aim, float(window)) for aim in aims for window in WINDOWS if window < len(tasks)]
-    for aim_bytes, window in trials:
-        lists = Lists(tasks, lifetimes, aim_bytes)
-        for order in lists.orders(ROUNDS, window):
-            nodes = tasks.ordered(order)
-            if lifetimes.peak(nodes) <= cap_bytes:
-                yield nodes
-            else:
-                lists.short_of_memory = True
-        if not lists.short_of_memory:
-            return
+    def run(self, given: float) -> None:
+        """Try orders until one is good enough. `given` is the most bytes that live at once in the order given."""
+        self._offer(self.tasks.ordered(self.tasks))
+        self._offer(axonn_order(self.tasks))
+        good_s = NEAR * least_s(self.tasks)
+        trials = [(self.cap_bytes, math.inf)]
+        aims = (self.cap_bytes, given)  # aiming lower may succeed where aiming at the cap does not
+        trials += [(aim, float(window)) for aim in aims for window in WINDOWS if window < len(self.tasks)]
+        rounds = ROUNDS if len(self.tasks) * len(trials) < WORK / 10 else 2
+        for aim_bytes, window in trials:
+            lists = Lists(self.tasks, self.lifetimes, aim_bytes)
+            fitted = True
+            for order in lists.orders(rounds, window):
+                if self.timeline.time_s <= good_s or self.work > WORK:
+                    return
+                self.work += len(order)
+                if order_s(order, self.contention) < self.timeline.time_s * (1 - 1e-9):
+                    fitted &= self._offer(self.tasks.ordered(order))
+            if fitted and not lists.short_of_memory:
+                return
+
+    def _offer(self, nodes: list[fx.Node]) -> bool:
+        """Take an order if it fits and is shorter than the best so far; whether it fits."""
+        if self.lifetimes.peak(nodes) > self.cap_bytes:
+            return False
+        played = self._played(nodes)
+        if played.time_s < self.timeline.time_s * (1 - 1e-9):
+            self.best, self.timeline = nodes, played
+        return True
+
+    def _played(self, nodes: list[fx.Node]) -> Timeline:
+        return simulate(self.tasks.steps(nodes), contention=self.contention)
 
 
 def _in_order(nodes: list[fx.Node]) -> fx.Graph:
