@@ -56,8 +56,8 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
 
 
 def native_dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """The gradient of what was kept. A choice takes a tenth of the time of a product with a mask (torch 2.13, CPU)."""
-    return torch.where(mask, grad * scale, 0.0)
+    """The gradient of what was kept: the same product."""
+    return grad * mask * scale
 
 
 # -- distributions ----------------------------------------------------------------------------------------------------

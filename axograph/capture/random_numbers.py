@@ -7,7 +7,8 @@
     first    a scalar i64, the index of the first number; None for 0
     strides  by how much the index grows along each dim
 
-So a rank makes its own part of a tensor of random numbers without the rest, and the same part again whenever asked.
+So a rank makes its own part of a tensor of random numbers without the rest, and the same part again whenever asked. A
+counter makes 4 numbers (of masks 8): the index divided by that is the counter, the rest says which of its numbers.
 Kinds: "keep" (b8, True with probability `keep`), "uniform" (0 to 1, without 1), "normal" (mean 0, deviation 1).
 """
 
@@ -20,8 +21,8 @@ import torch
 
 from axograph.capture.philox import philox
 
-_WORDS = 4
-"""The numbers made of one counter: index 4 n + i is word i of counter n."""
+_RARE = 1 / 64
+"""Masks that keep or drop less than this are compared with words of 32 bits, others with halves: 2**-17 from `keep`."""
 
 _CHUNK = {"cpu": 1 << 15}
 """The counters taken at once: on a CPU so many that they stay in its cache; elsewhere `_MOST`."""
@@ -82,22 +83,24 @@ def _over_ranks(
 
 random.register_vmap(_over_ranks)
 
-Reader = Callable[[torch.Tensor], torch.Tensor]
-"""Makes numbers of words of 32 bits."""
+Reader = Sequence[Callable[[torch.Tensor], torch.Tensor]]
+"""What is made of each word of 32 bits: one number, or several, each by its own function."""
 
 
 def _reader(kind: str, keep: float, dtype: torch.dtype) -> Reader:
     """How a kind of numbers is made of words."""
+    if kind == "keep" and min(keep, 1 - keep) < _RARE:
+        return (lambda word: word < round(keep * 2**32),)
     if kind == "keep":
-        below = round(keep * 2**32)
-        return lambda word: word < below
+        below = round(keep * 2**16)
+        return (lambda word: (word & 0xFFFF) < below, lambda word: word < below << 16)
     if kind == "uniform":
         bits = 32 if dtype == torch.float64 else round(1 - math.log2(torch.finfo(dtype).eps))  # as torch.rand
-        return lambda word: (word >> (32 - bits)).to(dtype) * 2.0**-bits
+        return (lambda word: (word >> (32 - bits)).to(dtype) * 2.0**-bits,)
     assert kind == "normal", kind
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     bits = 32 if dtype == torch.float64 else 23  # half a step more is exact, so that neither 0 nor 1 occurs
-    return lambda word: _normal(((word >> (32 - bits)).to(exact) + 0.5) * 2.0**-bits).to(dtype)
+    return (lambda word: _normal(((word >> (32 - bits)).to(exact) + 0.5) * 2.0**-bits).to(dtype),)
 
 
 def _normal(uniform: torch.Tensor) -> torch.Tensor:
@@ -128,13 +131,19 @@ def _drawn(
     runs = starts.shape[-1]
     keys = key[..., None].expand(*lead, runs).reshape(-1, 1) if lead else key
     starts = starts.reshape(-1, 1)
-    aligned = first is None and all(stride % _WORDS == 0 for _, stride in outer)
-    counters = -(-(length if aligned else length + _WORDS - 1) // _WORDS)
-    made = torch.empty(len(starts), counters, _WORDS, dtype=dtype, device=device)
-    _fill(made, keys, site, starts // _WORDS, read)
+    each = 4 * len(read)
+    aligned = all(stride % each == 0 for _, stride in outer) and _is_multiple(first, each)
+    counters = -(-(length if aligned else length + each - 1) // each)
+    made = torch.empty(len(starts), counters, each, dtype=dtype, device=device)
+    _fill(made, keys, site, starts // each, read)
     numbers = made.flatten(1)
-    numbers = numbers[:, :length] if aligned else _shifted(numbers, starts % _WORDS, length)
+    numbers = numbers[:, :length] if aligned else _shifted(numbers, starts % each, each, length)
     return numbers.reshape([*lead, *sizes])
+
+
+def _is_multiple(first: torch.Tensor | None, of: int) -> bool:
+    """Whether runs are known to start with the first number of a counter: only on a CPU is there no need to wait."""
+    return first is None or (first.device.type == "cpu" and not bool((first % of).any()))
 
 
 def _runs(sizes: Sequence[int], strides: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
@@ -151,7 +160,7 @@ def _runs(sizes: Sequence[int], strides: Sequence[int]) -> tuple[list[tuple[int,
 
 
 def _fill(made: torch.Tensor, keys: torch.Tensor, site: int, first: torch.Tensor, read: Reader) -> None:
-    """Write the numbers of successive counters, `[runs, counters, 4]`, from the first of each run on, `[runs, 1]`."""
+    """Write the numbers of successive counters, `[runs, counters, each]`, from the first of each run, `[runs, 1]`."""
     runs, counters, _ = made.shape
     most = _CHUNK.get(made.device.type, _MOST)
     width = -(-counters // -(-counters // most))
@@ -163,13 +172,14 @@ def _fill(made: torch.Tensor, keys: torch.Tensor, site: int, first: torch.Tensor
             columns = slice(left, min(left + width, counters))
             at = first[rows] + torch.arange(columns.start, columns.stop, device=made.device)
             words = philox((at & 0xFFFFFFFF, at >> 32, site, 0), (key & 0xFFFFFFFF, (key >> 32) & 0xFFFFFFFF))
-            for i, word in enumerate(words):
-                made[rows, columns, i] = read(word)
+            numbers = (make(word) for word in words for make in read)
+            for i, number in enumerate(numbers):
+                made[rows, columns, i] = number
 
 
-def _shifted(numbers: torch.Tensor, by: torch.Tensor, length: int) -> torch.Tensor:
-    """`length` numbers of each run, from the one at `by` on (0..3): `[runs, n], [runs, 1] -> [runs, length]`."""
-    found = numbers[:, :length]
-    for i in range(1, _WORDS):
-        found = torch.where(by == i, numbers[:, i : i + length], found)
-    return found
+def _shifted(numbers: torch.Tensor, by: torch.Tensor, below: int, length: int) -> torch.Tensor:
+    """`length` numbers of each run, from the one at `by` on: `[runs, n], [runs, 1] -> [runs, length]`."""
+    while below > 1:
+        below //= 2
+        numbers = torch.where(by & below > 0, numbers[:, below:], numbers[:, :-below])
+    return numbers[:, :length]

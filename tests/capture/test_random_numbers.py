@@ -36,6 +36,14 @@ def test_a_number_is_a_word_of_the_counter_of_its_index_and_site() -> None:
     assert drawn([1], site=5, first=4 * (2**32 + 2) + 3).tolist() == [float(beyond[3]) / 2**32]
 
 
+def test_a_mask_takes_two_numbers_of_a_word_unless_it_keeps_or_drops_hardly_any() -> None:
+    halves = (KEY & 0xFFFFFFFF, (KEY >> 32) & 0xFFFFFFFF)
+    words = [int(word) for n in range(2) for word in philox((torch.tensor([n]), torch.tensor([0]), 0, 0), halves)]
+    parts = [part for word in words for part in (word % 2**16, word // 2**16)]
+    assert drawn([16], "keep", keep=0.7).tolist() == [part < 45875 for part in parts]  # 0.7 * 2**16 = 45875.2
+    assert drawn([8], "keep", keep=0.999).tolist() == [word < round(0.999 * 2**32) for word in words]
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_a_part_has_the_numbers_that_it_has_in_the_whole(data: Any) -> None:
@@ -44,8 +52,10 @@ def test_a_part_has_the_numbers_that_it_has_in_the_whole(data: Any) -> None:
     whole = drawn(shape)
     strides = whole.stride()
     first = sum(low * stride for (low, _), stride in zip(bounds, strides, strict=True))
-    part = drawn([high - low for low, high in bounds], first=first, strides=strides)
-    assert torch.equal(part, whole[tuple(slice(low, high) for low, high in bounds)])
+    here = tuple(slice(low, high) for low, high in bounds)
+    for kind, made in (("uniform", whole), ("keep", drawn(shape, "keep"))):
+        part = drawn([high - low for low, high in bounds], kind, first=first, strides=strides)
+        assert torch.equal(part, made[here])
 
 
 def test_what_is_made_chunk_by_chunk_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +78,7 @@ def test_under_vmap_each_rank_has_its_key_and_its_part() -> None:
     assert not torch.equal(found[1], found[2])
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.9, 0.995, 1.0])
 def test_as_many_are_kept_as_asked(keep: float) -> None:
     kept = drawn([400, 500], "keep", keep=keep).double().mean().item()
     assert abs(kept - keep) <= 4 * math.sqrt(keep * (1 - keep) / 200_000)
