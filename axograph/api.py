@@ -24,6 +24,7 @@ from axograph.passes.sharding.constraints import Constraints, UserPlan
 from axograph.passes.sharding.schemes import Scheme
 from axograph.pipeline import Observer
 from axograph.runtime.engine import Engine, OneRank
+from axograph.runtime.inductor import Inductor
 from axograph.runtime.virtual_grid import VirtualGrid
 
 
@@ -41,6 +42,7 @@ def parallelize(
     chunks: int | Literal["auto"] = "auto",
     remat: Remat = "none",
     overlap: bool = True,
+    compile: bool = False,
     pipeline: Pipeline | None = None,
     observers: Sequence[Observer] = (),
 ) -> ParallelModule:
@@ -75,10 +77,14 @@ def parallelize(
         overlap: whether collectives run while ranks compute. False leaves out the passes that only serve that: every
             collective stays where its result is needed and is waited for at once. Numbers are the same to the last
             bit either way, as long as `chunks` is the same.
+        compile: hand what lies between collectives to Inductor, at the first call; the order of collectives stays.
+            Numbers are those of the operators run one by one, but for rounding. On the virtual grid there is nothing to
+            compile for, and a warning is logged.
         pipeline: a function from the standard passes to those to run.
         observers: called with each `Stage` as it is made.
 
     Raises:
+        AxographError: compile=True, and the machine has no compiler for Inductor.
         GridError: the grid is not four positive integers, or does not have as many ranks as the process group.
         PlanError: the scheme is unknown, the plan names what the model does not have, or `chunks` is no number; and,
             when compiling, where an entry of the plan divides nothing, or contradicts another one or the scheme, no
@@ -103,7 +109,7 @@ def parallelize(
         )
     asked = Constraints.of(plan, whole, scheme, model)
     device = _device(model)
-    engine = _engine(whole, device)
+    engine = _engine(whole, device, compile)
     priced = cost_model if cost_model is not None else RingModel()
     compiler = Compiler(
         grid=whole,
@@ -119,6 +125,7 @@ def parallelize(
         chunks=chunks,
         remat=remat,
         overlap=overlap,
+        compiled=compile and not isinstance(engine, VirtualGrid),
         pipeline=pipeline,
         observers=tuple(observers),
     )
@@ -129,13 +136,13 @@ def parallelize(
     return module
 
 
-def _engine(grid: Grid, device: torch.device) -> Engine:
+def _engine(grid: Grid, device: torch.device, compile: bool) -> Engine:
     if dist.is_available() and dist.is_initialized():
         from axograph.runtime.process_grid import ProcessGrid
 
-        return ProcessGrid(grid, device)
+        return ProcessGrid(grid, device, Inductor(device) if compile else None)
     if grid.size == 1:
-        return OneRank()
+        return OneRank(Inductor(device) if compile else None)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise GridError(
             "torchrun started several processes, and there is no process group",
@@ -147,6 +154,8 @@ def _engine(grid: Grid, device: torch.device) -> Engine:
     logging.getLogger("axograph").warning(
         "no process group: the %d ranks of the grid (%s) run in this process, on the virtual grid", grid.size, grid
     )
+    if compile:
+        logging.getLogger("axograph").warning("compile=True changes nothing on the virtual grid: it is for real ranks")
     return VirtualGrid(grid)
 
 

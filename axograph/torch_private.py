@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -244,6 +245,60 @@ def _marked_calls() -> list[int | None]:
     return [checkpoint_number(node) for node in traced.graph.nodes if node.op == "call_function"]
 
 
+@contextmanager
+def _without_deprecations() -> Iterator[None]:
+    """A context for Inductor's modules, which warn of other parts of torch when they are first imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """What Inductor lacks on this machine to compile for a device; None where it lacks nothing."""
+    with _without_deprecations():
+        from torch._inductor import cpp_builder, exc
+        from torch.utils import _triton
+    if device.type == "cpu":
+        try:
+            cpp_builder.get_cpp_compiler()
+        except exc.InvalidCxxCompiler as error:
+            return f"no C++ compiler: {error}"
+        return None
+    return None if _triton.has_triton() else f"no Triton that works, for {device}"
+
+
+def compile_graph(
+    graph: fx.Graph, inputs: Sequence[torch.Tensor], mode: Any
+) -> tuple[Callable[[list[Any]], Sequence[Any]], list[torch.Tensor]]:
+    """A graph of aten operators without effects, compiled by Inductor for inputs in these layouts (fake tensors).
+
+    The function takes its inputs in a list, which it empties, and draws random numbers as the operators do. Also
+    returned are fake outputs: the compiled ones have their shapes and strides.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_without_deprecations())
+        from torch._inductor import compile_fx, config, decomposition
+        from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        settings = config.patch({"fallback_random": True, "size_asserts": True})
+        for context in (mode, settings, torch.inference_mode(False), torch.no_grad()):
+            stack.enter_context(context)
+        for device in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(device_type=device, enabled=False))
+        run = torch.func.functionalize(fx.Interpreter(fx.GraphModule({}, graph)).run)
+        traced = make_fx(run, decomposition_table=decomposition.select_decomp_table())(*inputs)
+        traced.graph.eliminate_dead_code()
+        output = traced.graph.output_node()
+        results: Any = output.args[0]
+        outputs = [node.meta["val"] for node in results]
+        joint_graph_passes(traced)
+        output.meta["user_visible_output_idxs"] = list(range(len(outputs)))
+        compile_fx.record_original_output_strides(traced)
+        compiled: Callable[[list[Any]], Sequence[Any]] = compile_fx.compile_fx_inner(traced, list(inputs))
+    return compiled, outputs
+
+
 def self_test() -> list[str]:
     """What no longer holds of the private names; empty when all is well."""
     broken = []
@@ -266,6 +321,15 @@ def self_test() -> list[str]:
             with outside_fake_mode():
                 if is_fake(torch.empty(2)):
                     broken.append("the fake tensor mode cannot be left")
+        with _without_deprecations():
+            from torch._inductor import compile_fx, config, cpp_builder, decomposition, exc
+            from torch._inductor.fx_passes.joint_graph import joint_graph_passes  # noqa: F401
+            from torch.utils import _triton
+
+        used = ((compile_fx, "compile_fx_inner"), (compile_fx, "record_original_output_strides"), (config, "patch"),
+                (config, "fallback_random"), (config, "size_asserts"), (decomposition, "select_decomp_table"),
+                (cpp_builder, "get_cpp_compiler"), (exc, "InvalidCxxCompiler"), (_triton, "has_triton"))  # fmt: skip
+        broken += [f"{module.__name__} has no {name}" for module, name in used if not hasattr(module, name)]
         strided_shard(0, 3)
         keeps_graph()
         with quiet_vmap():

@@ -22,6 +22,7 @@ from axograph.passes.group_heads import GroupHeads
 from axograph.passes.localize import Localize
 from axograph.passes.normalize import Normalize
 from axograph.passes.recognize_causal import RecognizeCausal
+from axograph.passes.recompute_pointwise import RecomputePointwise
 from axograph.passes.remat import Remat
 from axograph.passes.scheduling.buckets import BucketCollectives
 from axograph.passes.scheduling.schedule import Schedule
@@ -59,6 +60,8 @@ class Compiler:
     """In how many chunks each rank works on its batch."""
     overlap: bool = True
     """Whether the passes run that let ranks compute while collectives are under way."""
+    compiled: bool = False
+    """Whether Inductor compiles what lies between collectives."""
     pipeline: Pipeline | None = None
     observers: tuple[Observer, ...] = ()
     memory_bytes: float = math.inf
@@ -109,6 +112,8 @@ class Compiler:
             Split(grid=self.grid, cost_model=self.cost_model, remat=self.remat, memory_bytes=self.memory_bytes),
             BucketCollectives(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),
         )
+        if self.compiled:
+            standard += (RecomputePointwise(),)
         if self.overlap:
             standard += (Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),)
         return self.pipeline(standard) if self.pipeline is not None else standard

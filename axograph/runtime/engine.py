@@ -13,6 +13,7 @@ from axograph.capture.program import Program
 from axograph.grid import Grid
 from axograph.placement import Placement
 from axograph.runtime.boxed import boxed
+from axograph.runtime.inductor import Inductor
 
 Once = Callable[[Callable[[], Any]], Any]
 """Makes something on the first rank and returns it on every rank; what fails there, fails on every rank."""
@@ -82,8 +83,9 @@ class Engine(Protocol):
 class OneRank:
     """The grid of a single rank: local tensors are global ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, inductor: Inductor | None = None) -> None:
         self.grid = Grid(1, 1, 1, 1)
+        self.inductor = inductor
 
     def take_over(self, model: nn.Module) -> None:
         """Nothing to do."""
@@ -108,7 +110,7 @@ class OneRank:
 
     def bind(self, module: fx.GraphModule) -> Runner:
         """Call the generated code."""
-        return boxed(module.graph)
+        return boxed(module.graph if self.inductor is None else self.inductor(module.graph))
 
     def place(self, tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
         """The tensor itself."""

@@ -20,6 +20,7 @@ from axograph.runtime.agreement import agree, made_once, shared_failure
 from axograph.runtime.boxed import Boxed, boxed
 from axograph.runtime.engine import Once
 from axograph.runtime.exchange import Exchange, over_gloo, wait
+from axograph.runtime.inductor import Inductor
 from axograph.runtime.parts import local_part, padded, trimmed
 from axograph.torch_private import collective_op, local_tensor, move_shard, strided_shard
 
@@ -30,7 +31,7 @@ _GROUP_ARGUMENT = {"all_reduce": 2, "all_gather_into_tensor": 2, "reduce_scatter
 class ProcessGrid:
     """Runs this rank's part of programs on the default process group."""
 
-    def __init__(self, grid: Grid, device: torch.device) -> None:
+    def __init__(self, grid: Grid, device: torch.device, inductor: Inductor | None = None) -> None:
         world = dist.get_world_size()
         if world != grid.size:
             raise GridError(
@@ -42,6 +43,7 @@ class ProcessGrid:
             )
         self.grid = grid
         self.device = device
+        self.inductor = inductor
         self.rank = dist.get_rank()
         self.position = grid.coordinate(self.rank)
         self.axes = grid.cut_axes or CUT_ORDER[:1]
@@ -115,8 +117,9 @@ class ProcessGrid:
 
     def bind(self, module: fx.GraphModule) -> Boxed:
         """Put the names of process groups in the places of the names of axes, and over gloo what is quicker than it."""
+        compute = module.graph if self.inductor is None else self.inductor(module.graph)
         graph = fx.Graph()
-        graph.output(graph.graph_copy(module.graph, {}))
+        graph.output(graph.graph_copy(compute, {}))
         for node in graph.nodes:
             at = self._collectives.get(node.target)
             if at is not None:
