@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import signal
 import statistics
 import sys
@@ -96,10 +97,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down on the way out
     changed = dict(pair.split("=") for pair in options.set)
     sizes = dataclasses.replace(SIZES[options.sizes], **{name: int(value) for name, value in changed.items()})
+    figures = Figures.load(options.figures) if options.figures else Figures()
     told = {
         "optimizer": options.optimizer,
         "link_bytes_per_s": rate_bytes_per_s(options.rate),
-        "figures": dataclasses.asdict(Figures.load(options.figures) if options.figures else Figures()),
+        "figures": dataclasses.asdict(figures.shared(options.ranks / (os.cpu_count() or 1))),
     }
     print(f"{sizes}\n{options.hosts} hosts, {options.ranks} ranks, links {options.rate}", flush=True)
     with Hosts(options.hosts, options.rate) as hosts:

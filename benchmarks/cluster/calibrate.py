@@ -33,6 +33,8 @@ SIZES_MIB = (1, 4, 8, 16)
 SENT = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5}
 """What each of two ranks sends, in sizes of the whole tensor."""
 REPEATS = 5
+SMALL = 20
+"""All-reduces of a few bytes that are under way at once."""
 
 
 def quickest_s(work: Callable[[], object]) -> float:
@@ -74,6 +76,7 @@ def serve(rank: int) -> None:
         name, count = json.loads(line)
         whole = torch.ones(count)
         calls: dict[str, Callable[[], object]] = {
+            "small": lambda whole=whole: [wait(p) for p in [exchange.all_reduce(whole, "sum") for _ in range(SMALL)]],
             "all_reduce": lambda whole=whole: wait(exchange.all_reduce(whole, "sum")),
             "all_gather": lambda whole=whole: wait(exchange.all_gather(whole.chunk(2)[0], 2)),
             "reduce_scatter": lambda whole=whole: wait(exchange.reduce_scatter(whole, "sum", 2)),
@@ -86,7 +89,7 @@ def serve(rank: int) -> None:
 
 
 def communicating(rate: str, link_bytes_per_s: float) -> dict[str, float]:
-    """The latency of a small all-reduce, and the part of a link that the slowest collective fills."""
+    """What a small all-reduce takes among others, and the part of a link that collectives fill."""
     filled = []
     with Hosts(2, rate) as hosts:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -104,14 +107,14 @@ def communicating(rate: str, link_bytes_per_s: float) -> dict[str, float]:
                 times.append(max(float(process.stdout.readline()) for process in ranks))  # type: ignore[union-attr]
             return statistics.median(times)
 
-        latency_s = taken_s("all_reduce", 2)
+        latency_s = taken_s("small", 2) / SMALL
         for name, part in SENT.items():
             times = [taken_s(name, mib * 2**18) for mib in SIZES_MIB]
             slope, constant_s = statistics.linear_regression([part * mib * 2**20 for mib in SIZES_MIB], times)
             filled.append(1 / (slope * link_bytes_per_s))
             told = ", ".join(f"{mib} MiB {t * 1e3:.1f} ms" for mib, t in zip(SIZES_MIB, times, strict=True))
             print(f"{name}: {told}; fills {filled[-1]:.0%} of the link, {constant_s * 1e3:+.1f} ms", flush=True)
-    return {"latency_s": latency_s, "filled": min(filled)}
+    return {"latency_s": latency_s, "filled": statistics.median(filled)}
 
 
 def main() -> None:

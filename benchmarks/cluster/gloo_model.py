@@ -33,10 +33,20 @@ class Figures:
     """To start an operator."""
     filled: float = 0.95
     """The part of a link that a collective fills. gloo's all-gather in rings of four ranks: 0.90."""
-    latency_s: float = 1.5e-3
-    """Of a small collective, while both processors compute."""
+    latency_s: float = 5e-4
+    """What a small collective takes among others. One that is waited for alone takes about 1 ms."""
     loopback_bytes_per_s: float = 1e9
     """Between ranks of one host, each."""
+
+    def shared(self, ranks_per_processor: float) -> Figures:
+        """The figures of a rank where several share a processor."""
+        times = max(ranks_per_processor, 1.0)
+        return replace(
+            self,
+            flops_per_s=self.flops_per_s / times,
+            memory_bytes_per_s=self.memory_bytes_per_s / times,
+            operator_s=self.operator_s * times,
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Figures:

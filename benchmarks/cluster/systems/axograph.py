@@ -1,5 +1,6 @@
 """AxoGraph. Options: grid=1x1x1x2 (x, y, z, data), scheme (searched if none), schedule=0 leaves that pass out.
 
+order=z.x.y.data names the axes with those of neighbouring ranks first (x.y.z.data).
 report=FILE writes the plan and what the simulator says of the step. Others are those of `parallelize`: chunks=2,
 overlap=0, remat=block, compile=1.
 """
@@ -10,13 +11,14 @@ from typing import Any
 import torch
 
 import axograph
+from axograph.grid import Grid
 from axograph.pipeline import Pass
 from benchmarks.cluster.gloo_model import GlooModel
 from benchmarks.cluster.systems import Batch, Step, Task, training
 from benchmarks.cluster.workload import make_optimizer
 
 SWITCHES = {"overlap", "compile"}
-OWN = {"grid", "schedule", "report"}
+OWN = {"grid", "order", "schedule", "report"}
 
 
 def keywords(options: dict[str, str]) -> dict[str, Any]:
@@ -30,7 +32,8 @@ def keywords(options: dict[str, str]) -> dict[str, Any]:
 
 def build(task: Task) -> Step:
     """The model compiled for the grid, under a cost model of this box."""
-    grid = tuple(int(size) for size in task.options.get("grid", f"1x1x1x{task.ranks}").split("x"))
+    sizes = (int(size) for size in task.options.get("grid", f"1x1x1x{task.ranks}").split("x"))
+    grid = Grid(*sizes, order=tuple(task.options.get("order", "x.y.z.data").split(".")))
     left_out = "schedule" if task.options.get("schedule") == "0" else None
 
     def pipeline(passes: tuple[Pass, ...]) -> list[Pass]:
