@@ -15,13 +15,12 @@ from torch import fx
 
 from axograph.capture.program import Program, facts
 from axograph.cost_model.protocol import Compute, CostModel
-from axograph.cost_model.simulator import STREAM
 from axograph.errors import PlanError
 from axograph.grid import Grid
 from axograph.passes.chunking.cuts import Cuts, Part, Survey, share
 from axograph.passes.chunking.emit import Chunker
 from axograph.passes.remat import Remat
-from axograph.passes.scheduling.estimate import step_s
+from axograph.passes.scheduling.estimate import half_s
 from axograph.passes.scheduling.memory import Lifetimes
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.split import Split
@@ -59,21 +58,52 @@ class Chunk:
 
         Raises `PlanError` where nothing can be cut in as many equal chunks as asked.
         """
-        if self.chunks == 1 or (self.chunks == "auto" and self.grid.size == 1):
-            return program
         if self.chunks == "auto":
-            return self._best(program) if self._may_gain(program) else program
+            return program if self.grid.size == 1 else self._best(program)
+        if self.chunks == 1:
+            return program
         survey = Survey(program, self.batch_dims)
         part = self._part(survey, self.chunks)
         if part is None:
             raise _indivisible(self.chunks, survey)
         return Chunker(program, Cuts(survey, part, self.chunks, self.cost_model, self.grid)).run()
 
-    def _may_gain(self, program: Program) -> bool:
-        """Whether two chunks could be shorter, as far as is seen from prices alone.
+    def _best(self, program: Program) -> Program:
+        """The program with the shortest step, of those that fit into memory."""
+        most_gain_s = self._most_gain_s(program)
+        if most_gain_s <= 0:
+            return program
+        best, (once_s, busy_s, peaks) = program, self._estimate(program)
+        best_s = once_s
+        if max(*busy_s.values(), once_s - most_gain_s) >= once_s * (1 - LEAST_GAIN):
+            return program
+        survey = Survey(program, self.batch_dims)
+        spare_bytes = self._spare_bytes(program)
+        for chunks in TRIED:
+            part = self._part(survey, chunks)
+            if part is None:
+                continue
+            cuts = Cuts(survey, part, chunks, self.cost_model, self.grid)
+            bound_s = max(time_s + cuts.more_s[track] for track, time_s in busy_s.items())
+            bound_s = max(bound_s, once_s - cuts.most_gain_s)
+            if best is not program:  # of what stays exposed, twice as many chunks leave about half
+                bound_s = (best_s + bound_s) / 2
+            if bound_s >= best_s * (1 - LEAST_GAIN):
+                continue
+            tried = Chunker(program, cuts).run()
+            tried_s, _, taken = self._estimate(tried)
+            fits = all(now <= before + spare_bytes for now, before in zip(taken, peaks, strict=True))
+            if fits and tried_s < best_s * (1 - LEAST_GAIN):
+                best, best_s = tried, tried_s
+            elif tried_s >= best_s:  # still more chunks hide no more
+                break
+        return best
 
-        Chunks hide at most what is communicated, but for weights and their gradients, and cost what is done more: every
-        operator is launched twice, every collective has its latency twice.
+    def _most_gain_s(self, program: Program) -> float:
+        """What two chunks save at most, as far as is seen from prices alone.
+
+        They hide at most what is communicated, but for weights and their gradients, and cost what is done more: every
+        operator is launched twice, every collective has its latency twice. 0 where that is too little of a step.
         """
         tasks = Tasks(program, self.grid, self.cost_model)
         ends = _only_gradients(program)
@@ -88,27 +118,7 @@ class Chunk:
                 gain_s -= launch_s
             else:
                 gain_s += 2 * (task.time_s - self.cost_model.collective_s(share(moved, 2), self.grid))
-        return gain_s > LEAST_GAIN * step_s
-
-    def _best(self, program: Program) -> Program:
-        """The program with the shortest step, of those that fit into memory."""
-        survey = Survey(program, self.batch_dims)
-        best, (best_s, busy_s, peaks) = program, self._estimate(program)
-        spare_bytes = self._spare_bytes(program)
-        for chunks in TRIED:
-            part = self._part(survey, chunks)
-            if part is None or busy_s[STREAM] >= best_s * (1 - LEAST_GAIN):
-                continue
-            cuts = Cuts(survey, part, chunks, self.cost_model, self.grid)
-            bound_s = max(time_s + cuts.more_s[track] for track, time_s in busy_s.items())
-            if max(bound_s, best_s - cuts.most_gain_s) >= best_s * (1 - LEAST_GAIN):
-                continue
-            tried = Chunker(program, cuts).run()
-            tried_s, _, taken = self._estimate(tried)
-            fits = all(now <= before + spare_bytes for now, before in zip(taken, peaks, strict=True))
-            if fits and tried_s < best_s * (1 - LEAST_GAIN):
-                best, best_s = tried, tried_s
-        return best
+        return gain_s if gain_s > LEAST_GAIN * step_s else 0.0
 
     def _estimate(self, program: Program) -> tuple[float, dict[str, float], list[int]]:
         """The seconds of a step, those in which each track is busy, and the peak of memory in each half as given."""
@@ -116,13 +126,14 @@ class Chunk:
         remat: Remat = "block" if blocks else "none"
         split = Split(grid=self.grid, cost_model=self.cost_model, remat=remat).run(program)
         halves = [split] if split.backward is None else [split, split.backward]
-        busy_s, peaks = defaultdict[str, float](float), []
+        time_s, busy_s, peaks = 0.0, defaultdict[str, float](float), []
         for half in halves:
             tasks = Tasks(half, self.grid, self.cost_model)
             for task in tasks:
                 busy_s[task.track] += task.time_s
             peaks.append(Lifetimes(tasks).peak(list(half.graph.nodes)))
-        return step_s(split, self.grid, self.cost_model), busy_s, peaks
+            time_s += half_s(tasks)
+        return time_s, busy_s, peaks
 
     def _spare_bytes(self, program: Program) -> float:
         held = program.plan.memory if program.plan is not None else None

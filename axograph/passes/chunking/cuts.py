@@ -27,12 +27,13 @@ from axograph.passes.sharding.arguments import (
     tensor_arguments,
     tensor_of,
 )
-from axograph.passes.sharding.atoms import Unit, find_atoms
+from axograph.passes.sharding.atoms import Atoms, Unit, find_atoms
 from axograph.passes.sharding.roles import Links, Spot, spots
 from axograph.passes.sharding.rule import Rule, Strategy
 from axograph.passes.sharding.rules import RuleBook
 from axograph.passes.sharding.strategies import Cut, Options, place
 from axograph.passes.sharding.work import local_work
+from axograph.passes.simplify import value_type
 from axograph.placement import Placement
 from axograph.torch_private import collective_op
 
@@ -138,24 +139,27 @@ class Cuts:
         """How much longer all chunks compute than the whole, and how much longer each channel is busy."""
         self.communicated_s = 0.0
         """The seconds of the collectives that are cut, while they are whole."""
+        self._wholes: dict[Atoms, Placement] = {}
         known: dict[Hashable, Strategy | None] = {}
+        priced: dict[Hashable, float] = {}
         for node, (options, unit) in part.units.items():
             key = (id(options), unit)
             if key not in known:
                 known[key] = _even(options.strategy({CHUNKS: Cut(unit)}, self.grid), self.grid)
             strategy = known[key]
             if strategy is not None:
-                self._add(node, strategy)
+                sizes = tuple(argument.meta["val"].element_size() for argument in tensor_arguments(node))
+                self._add(node, strategy, (key, node.target, sizes, str(value_type(node))), priced)
 
     @property
     def most_gain_s(self) -> float:
         """What chunks save if they hide all that is cut and communicated."""
         return self.communicated_s - sum(self.more_s.values())
 
-    def _add(self, node: fx.Node, strategy: Strategy) -> None:
+    def _add(self, node: fx.Node, strategy: Strategy, kind: Hashable, priced: dict[Hashable, float]) -> None:
         """Let an operator work on chunks; a sum only if that costs no more than to join the chunks and sum all.
 
-        Products always: they can hide what the other chunks communicate.
+        Products always: they can hide what the other chunks communicate. Operators of one kind are `priced` once.
         """
         made = [p for p in strategy.outputs if p is not None]
         moved, more_s, track = facts(node).collective, 0.0, STREAM
@@ -167,7 +171,9 @@ class Cuts:
             more_s -= whole_s
             self.communicated_s += whole_s
         elif not self.survey.rules[node].is_view and node.target is not collective_op("wait_tensor"):
-            more_s = self._more_s(node, strategy)
+            if kind not in priced:
+                priced[kind] = self._more_s(node, strategy)
+            more_s = priced[kind]
         sums = all(p.partial for p in made) and node.target is not aten.mm.default
         if not sums or more_s <= self._joined_s(node, strategy):
             self.strategies[node] = strategy
@@ -195,7 +201,10 @@ class Cuts:
 
     def whole(self, value: Value) -> Placement:
         """The placement of a tensor that is not cut."""
-        return place(self.survey.atoms[value])
+        atoms = self.survey.atoms[value]
+        if atoms not in self._wholes:
+            self._wholes[atoms] = place(atoms)
+        return self._wholes[atoms]
 
     def _copy_s(self, size_bytes: float) -> float:
         """The seconds of reading and writing so many bytes."""

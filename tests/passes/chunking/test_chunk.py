@@ -125,6 +125,26 @@ def test_experts_work_on_the_tokens_of_all_chunks() -> None:
 GRID = (2, 2, 1, 2)
 
 
+class Dropped(nn.Module):
+    """A product whose result is partly dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.layer(x), 0.5).pow(2).sum()
+
+
+def test_chunks_drop_the_same_elements_as_the_whole() -> None:
+    x, losses = torch.randn(8, 16), []
+    for chunks in (1, 4):
+        torch.manual_seed(0)
+        module = axograph.parallelize(Dropped(), (1, 1, 1, 1), chunks=chunks)
+        losses.append(module(x).detach())
+    torch.testing.assert_close(*losses)
+
+
 @cache
 def whole() -> Program:
     """A GPT of one layer on one rank, in bfloat16 on meta tensors, before it is split."""
