@@ -112,10 +112,10 @@ class Compiler:
             Split(grid=self.grid, cost_model=self.cost_model, remat=self.remat, memory_bytes=self.memory_bytes),
             BucketCollectives(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),
         )
-        if self.compiled:
-            standard += (RecomputePointwise(),)
         if self.overlap:
             standard += (Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),)
+        if self.compiled:
+            standard += (RecomputePointwise(),)
         return self.pipeline(standard) if self.pipeline is not None else standard
 
     def _chunk(self, dims: Mapping[int, int | None]) -> tuple[Pass, ...]:

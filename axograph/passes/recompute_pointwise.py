@@ -1,10 +1,11 @@
 """The pass `recompute-pointwise`: backward makes again what a compiler fuses into its own kernels.
 
-Run where compute is compiled. Of `mul(x, add(tanh(x), 1))` split saves every part that backward reads; a compiled
-forward half would write each to memory for that alone. A saved value is made again from others that are saved anyway,
-or from parameters and inputs, if only pointwise operators and views lie between, and if backward only uses it in
-operators that a compiler fuses with them: what a matmul reads lies in memory in both halves, and stays saved. It may
-also be made from one value of its size that was not saved so far, and small ones: a softmax from logits.
+Run where compute is compiled, after `schedule`, whose order of collectives it keeps. Of `mul(x, add(tanh(x), 1))`
+split saves every part that backward reads; a compiled forward half would write each to memory for that alone. A saved
+value is made again from others that are saved anyway, or from parameters and inputs, if only pointwise operators and
+views lie between, and if backward only uses it in operators that a compiler fuses with them: what a matmul reads lies
+in memory in both halves, and stays saved. It may also be made from one value of its size that was not saved so far,
+and small ones: a softmax from logits.
 
 The rule is that of torch's own partitioner (`torch._functorch.partitioners`, `ban_recompute_materialized_backward`),
 without its minimum cut.
@@ -14,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
 
 from axograph.capture.program import Input, Output, Program, value
 from axograph.passes.dataflow import ancestors, is_view
-from axograph.passes.rewrite import Emitter, drop_unused, rebuild
+from axograph.passes.rewrite import Emitter, drop_unused
 from axograph.torch_private import graph_module
 
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ class RecomputePointwise:
         """The program with fewer saved values; the same one where there is nothing to spare."""
         if program.backward is None:
             return program
-        program = rebuild(program, _log_softmax_apart, "Forward")
+        program = _log_softmax_apart(program)
         assert program.backward is not None
         pairs = zip(program.results(), program.outputs, strict=True)
         saved = [node for node, declared in pairs if declared.kind == "saved" and node is not None]
@@ -68,12 +68,22 @@ class RecomputePointwise:
         return _Halves(program=program, backward=program.backward, kept=ordered, placeholders=placeholders).rebuilt()
 
 
-def _log_softmax_apart(emit: Emitter, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-    """The same logarithms from the maximum and the sum of each row: as torch takes them apart."""
-    if node.target is not aten._log_softmax.default:
-        return emit.copy(node, args, kwargs)
-    x, dim, _ = args
-    wide = x if value(x).dtype == value(node).dtype else emit.call(aten._to_copy.default, x, dtype=value(node).dtype)
+def _log_softmax_apart(program: Program) -> Program:
+    """The program with each logarithm of a softmax made from the maximum and the sum of its row, as torch does it."""
+    emit = Emitter()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in program.graph.nodes:
+        if node.target is aten._log_softmax.default:
+            emit.origin = node
+            made[node] = _log_softmax(emit, made[node.args[0]], node.args[1], value(node).dtype)
+        elif node.op != "output":
+            made[node] = emit.graph.node_copy(node, made.__getitem__)
+    emit.graph.output(tuple(None if node is None else made[node] for node in program.results()))
+    return replace(program, graph_module=graph_module(emit.graph, "Forward"))
+
+
+def _log_softmax(emit: Emitter, x: fx.Node, dim: int, dtype: torch.dtype) -> fx.Node:
+    wide = x if value(x).dtype == dtype else emit.call(aten._to_copy.default, x, dtype=dtype)
     shifted = emit.call(aten.sub.Tensor, wide, emit.call(aten.amax.default, wide, [dim], True))
     total = emit.call(aten.sum.dim_IntList, emit.call(aten.exp.default, shifted), [dim], True)
     return emit.call(aten.sub.Tensor, shifted, emit.call(aten.log.default, total))

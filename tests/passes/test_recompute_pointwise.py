@@ -11,15 +11,14 @@ import torch
 from torch import nn
 
 import axograph
-from axograph.capture.program import Program
+from axograph.capture.program import Program, facts
 from axograph.passes.recompute_pointwise import RecomputePointwise
 from axograph.pipeline import Pass
 from tests.zoo import BY_NAME, double_everywhere, loss_of
 
 
 def with_it(passes: Sequence[Pass]) -> Sequence[Pass]:
-    at = [step.name for step in passes].index("split") + 1
-    return [*passes[:at], RecomputePointwise(), *passes[at:]]
+    return [*passes, RecomputePointwise()]
 
 
 class Net(nn.Module):
@@ -38,6 +37,11 @@ class Net(nn.Module):
 def saved(program: Program) -> list[tuple[str, int]]:
     pairs = zip(program.results(), program.outputs, strict=True)
     return [(n.name, n.meta["val"].numel()) for n, d in pairs if n is not None and d.kind == "saved"]
+
+
+def collectives(program: Program | None) -> list[tuple[str, Any]]:
+    assert program is not None
+    return [(n.name, facts(n).collective) for n in program.graph.nodes if "_c10d" in str(n.target)]
 
 
 def test_parts_of_a_fused_chain_are_made_again_and_what_a_matmul_reads_stays_saved() -> None:
@@ -61,9 +65,11 @@ def test_numbers_are_those_of_the_model(name: str, grid: tuple[int, int, int, in
         original = copy.deepcopy(model)
         module: Any = axograph.parallelize(model, grid=grid, pipeline=with_it)
         for each in (original, module):
-            loss_of(each(**inputs)).backward()
+            loss_of(each(**inputs)).backward()  # type: ignore[no-untyped-call]
     found = dict(module.named_parameters())
     for key, parameter in original.named_parameters():
         torch.testing.assert_close(found[key].grad, parameter.grad, rtol=1e-9, atol=1e-9)
-    stages = module.stages
-    assert len(saved(stages["recompute-pointwise"].program)) < len(saved(stages["split"].program))
+    before, after = (module.stages[name].program for name in ("schedule", "recompute-pointwise"))
+    assert len(saved(after)) < len(saved(before))
+    assert collectives(after) == collectives(before)
+    assert collectives(after.backward) == collectives(before.backward)
