@@ -33,12 +33,12 @@ def llama() -> nn.Module:
     )  # fmt: skip
 
 
-def gpt2() -> nn.Module:
+def gpt2(dropout: float = 0.0) -> nn.Module:
     """A GPT-2 of 4 layers of 256 features and a vocabulary of 8192."""
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=8192, n_embd=256, n_layer=4, n_head=8, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            use_cache=False, bos_token_id=0, eos_token_id=0,
+            vocab_size=8192, n_embd=256, n_layer=4, n_head=8, resid_pdrop=dropout, embd_pdrop=dropout,
+            attn_pdrop=dropout, use_cache=False, bos_token_id=0, eos_token_id=0,
         )
     )  # fmt: skip
 
@@ -60,7 +60,12 @@ class MLP(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())}
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": MLP, "gpt2": gpt2, "llama": llama}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": MLP,
+    "gpt2": gpt2,
+    "gpt2-dropout": lambda: gpt2(0.1),
+    "llama": llama,
+}
 
 
 def step_s(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> tuple[float, float]:
