@@ -67,6 +67,9 @@ class Output:
     """The index of a user output; the name of a buffer; for a gradient, the parameter's name or the input's index."""
     placement: Placement | None = None
     """Where the value must lie; None before the sharding pass."""
+    through: frozenset[int] = frozenset()
+    """For a gradient of a split program: the user outputs through which a loss reaches it. Later passes join values, so
+    that graphs no longer tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

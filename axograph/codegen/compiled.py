@@ -29,8 +29,6 @@ class Compiled:
     backward: Runner | None = field(init=False)
     shown: frozenset[int] = field(init=False)
     """Which saved values the user also holds, as outputs or buffers: they might be changed in place before backward."""
-    reaches: dict[str | int, frozenset[int]] = field(init=False)
-    """For the target of each gradient, the outputs that a loss may reach it through."""
     names: list[str] = field(init=False)
     """The parameters that the forward half reads, in its order."""
     homes: list[tuple[dict[str, Any], str]] = field(init=False)
@@ -53,7 +51,6 @@ class Compiled:
         behind = self.program.backward
         self.backward = self.engine.bind(behind.graph_module) if behind is not None else None
         self.shown = _shown(self.program)
-        self.reaches = _reaches(behind) if behind is not None else {}
         declared = [*self.program.inputs, *(behind.inputs if behind is not None else ())]
         self.constants = {
             str(i.target): self.engine.place(self.program.constants[str(i.target)], _lies(i))
@@ -121,11 +118,11 @@ class Compiled:
         assert self.backward is not None
         values = self._values(behind.inputs, tensors, saved, tangents)
         by_target = {target: position for position, target in enumerate(self._targets(len(tensors)))}
-        unreached = {target for target, outputs in self.reaches.items() if outputs and outputs.isdisjoint(asked)}
         gradients: list[torch.Tensor | None] = [None] * len(tensors)
         for value, declared in zip(self.backward(values), behind.outputs, strict=True):
             position = by_target.get(declared.target)
-            if value is not None and position is not None and declared.target not in unreached:
+            reached = not declared.through or not declared.through.isdisjoint(asked)
+            if value is not None and position is not None and reached:
                 gradients[position] = self.engine.gradient(value, _lies(declared), tensors[position])
         return gradients
 
@@ -194,17 +191,6 @@ def _shown(program: Program) -> frozenset[int]:
     outputs |= {n for n, i in zip(program.placeholders(), program.inputs, strict=True) if i.kind == "buffer"}
     saved = [(node, declared) for node, declared in pairs if declared.kind == "saved"]
     return frozenset(int(declared.target) for node, declared in saved if node is not None and base(node) in outputs)
-
-
-def _reaches(behind: Program) -> dict[str | int, frozenset[int]]:
-    """For the target of each gradient of a backward half, the outputs whose tangents it follows from."""
-    found: dict[fx.Node, frozenset[int]] = {}
-    for node, declared in zip(behind.placeholders(), behind.inputs, strict=True):
-        found[node] = frozenset({int(declared.target)} if declared.kind == "tangent" else ())
-    for node in behind.graph.nodes:
-        found.setdefault(node, frozenset().union(*(found[used] for used in node.all_input_nodes)))
-    pairs = zip(behind.results(), behind.outputs, strict=True)
-    return {declared.target: found[node] for node, declared in pairs if node is not None}
 
 
 def _drawn(program: Program) -> torch.device | None:

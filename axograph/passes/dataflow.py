@@ -54,6 +54,18 @@ def _has_view(shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[in
     return True
 
 
+def tangents_behind(program: Program) -> dict[fx.Node | None, frozenset[int]]:
+    """For each node, the user outputs whose tangents it follows from."""
+    declared = dict(zip(program.placeholders(), program.inputs, strict=True))
+    found: dict[fx.Node | None, frozenset[int]] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and declared[node].kind == "tangent":
+            found[node] = frozenset({int(declared[node].target)})
+        else:
+            found[node] = frozenset().union(*(found[used] for used in node.all_input_nodes))
+    return found
+
+
 def from_parameters(program: Program) -> set[fx.Node]:
     """The nodes that follow from parameters and this rank's coordinates alone."""
     declared = dict(zip(program.placeholders(), program.inputs, strict=True))

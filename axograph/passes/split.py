@@ -22,7 +22,15 @@ from axograph.cost_model.memory import readable
 from axograph.cost_model.protocol import CostModel
 from axograph.explanation import duration
 from axograph.grid import Grid
-from axograph.passes.dataflow import ancestors, at_hand, behind, from_parameters, is_view, with_picks
+from axograph.passes.dataflow import (
+    ancestors,
+    at_hand,
+    behind,
+    from_parameters,
+    is_view,
+    tangents_behind,
+    with_picks,
+)
 from axograph.passes.least_remat import LeastRemat
 from axograph.passes.remat import Remat, recomputed
 from axograph.passes.scheduling.memory import Lifetimes
@@ -69,7 +77,12 @@ class Split:
         """The forward program, with the backward one in `backward`; that is None where nothing takes gradients."""
         pairs = list(zip(program.results(), program.outputs, strict=True))
         ahead = [(result, declared) for result, declared in pairs if declared.kind != "gradient"]
-        after = [(result, declared) for result, declared in pairs if declared.kind == "gradient"]
+        tangents = tangents_behind(program)
+        after = [
+            (result, replace(declared, through=tangents.get(result, frozenset())))
+            for result, declared in pairs
+            if declared.kind == "gradient"
+        ]
         if not after:
             return _half(program, ahead, (), "Forward")
         forward = with_picks(ancestors(result for result, _ in ahead))
