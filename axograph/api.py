@@ -75,8 +75,9 @@ def parallelize(
             `torch.utils.checkpoint`: "none", the insides of the model's numbered layers ("block"), or as little as fits
             into `memory_bytes` ("auto").
         overlap: whether collectives run while ranks compute. False leaves out the passes that only serve that: every
-            collective stays where its result is needed and is waited for at once. Numbers are the same to the last
-            bit either way, as long as `chunks` is the same.
+            collective stays by itself, where its result is needed, and is waited for at once. With the same `chunks`
+            numbers are the same to the last bit either way, but for sums over ranks that the process group's library
+            adds up in another order where collectives are joined.
         compile: hand what lies between collectives to Inductor, at the first call; the order of collectives stays.
             Numbers are those of the operators run one by one, but for rounding. On the virtual grid there is nothing to
             compile for, and a warning is logged.

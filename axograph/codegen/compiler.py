@@ -110,10 +110,12 @@ class Compiler:
             Simplify(),
             *self._chunk(dims),
             Split(grid=self.grid, cost_model=self.cost_model, remat=self.remat, memory_bytes=self.memory_bytes),
-            BucketCollectives(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),
         )
         if self.overlap:
-            standard += (Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),)
+            standard += (
+                BucketCollectives(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),
+                Schedule(grid=self.grid, cost_model=self.cost_model, memory_bytes=self.memory_bytes),
+            )
         if self.compiled:
             standard += (RecomputePointwise(),)
         return self.pipeline(standard) if self.pipeline is not None else standard

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from axograph.capture.program import Program, facts
 from axograph.codegen.module import ParallelModule
 from axograph.passes.dataflow import is_view
+from axograph.pipeline import Pass
 from axograph.runtime.boxed import boxed
 from axograph.torch_private import collective_op, local_tensor
 
@@ -35,6 +36,11 @@ def issued(module: ParallelModule) -> Issued:
     starts = [node for graph in halves(module) for node in graph.nodes if facts(node).collective is not None]
     made = [(start, facts(start).collective, start.meta["val"]) for start in starts]
     return [(str(n.target), ".".join(c.axes), tuple(val.shape), str(val.dtype)) for n, c, val in made]
+
+
+def apart(standard: Sequence[Pass]) -> Sequence[Pass]:
+    """The passes, without the one that joins small collectives: so both ways have the same ones."""
+    return [step for step in standard if step.name != "bucket"]
 
 
 def assert_safe(graph: fx.Graph) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import axograph
-from tests.cases.overlapping import Branches, Tied, assert_safe, halves, issued, watched
+from tests.cases.overlapping import Branches, Tied, apart, assert_safe, halves, issued, watched
 from tests.cases.same import (
     DATA2,
     X2,
@@ -58,7 +58,8 @@ def test_overlap_moves_collectives_and_neither_loses_nor_doubles_one(grid: Grid)
     """
     tokens = ids(4, 3, below=13)
     with captured_once():
-        on, off = (axograph.parallelize(made(Branches), grid, overlap=overlap, chunks=1) for overlap in (True, False))
+        options = {"chunks": 1, "pipeline": apart}
+        on, off = (axograph.parallelize(made(Branches), grid, overlap=overlap, **options) for overlap in (True, False))
         assert [type(module(tokens)) for module in (on, off)] == [torch.Tensor, torch.Tensor]
     assert str(halves(on)) != str(halves(off))
     assert Counter(issued(on)) == Counter(issued(off))
