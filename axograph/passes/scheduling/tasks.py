@@ -129,6 +129,9 @@ class Tasks(Sequence[Task]):
             for user in task.node.users:  # what a task makes several of is taken apart at once: the rest may go
                 if is_pick(user) or task.number in blocking:
                     place(user)
+        for node in [node for node in placed if node in self.of and self.of[node].track != STREAM]:
+            for user in node.users:  # what is only waited for at the end: first what ends first
+                place(user)
         place(self.graph.output_node())
         return list(placed)
 

@@ -14,6 +14,7 @@ from axograph.passes.scheduling.lists import longest_chains_s
 from axograph.passes.scheduling.schedule import SLACK, Schedule
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.scheduling.verify import collectives
+from axograph.torch_private import collective_op
 from tests.passes.scheduling.programs import GRID, MODEL, backward, split, tasks_of
 
 
@@ -51,6 +52,15 @@ def test_memory_stays_within_the_cap(halves: list[tuple[Program, Program]]) -> N
 def test_the_same_collectives_are_issued(halves: list[tuple[Program, Program]]) -> None:
     for before, after in halves:
         assert sorted(collectives(before.graph)) == sorted(collectives(after.graph))
+
+
+def test_what_is_only_waited_for_at_the_end_is_waited_for_in_the_order_of_the_starts() -> None:
+    tasks, _ = tasks_of(backward())
+    nodes = tasks.ordered(tasks)
+    last = max(i for i, node in enumerate(nodes) if node in tasks.of)
+    starts = [nodes.index(node.args[0]) for node in nodes[last:] if node.target is collective_op("wait_tensor")]
+    assert len(starts) > 4
+    assert starts == sorted(starts)
 
 
 def test_what_stays_exposed_says_how_long_and_why(halves: list[tuple[Program, Program]]) -> None:
