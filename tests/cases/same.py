@@ -153,10 +153,13 @@ def assert_same(
 
 
 @contextlib.contextmanager
-def captured_once() -> Iterator[None]:
-    """Programs do not depend on the grid: calls of one kind of one model share what is captured."""
+def captured_once(known: dict[Any, Any] | None = None) -> Iterator[None]:
+    """Programs do not depend on the grid: calls of one kind of one model share what is captured.
+
+    `known` keeps it for more than one such context.
+    """
     capture = compiler.capture
-    known: dict[Any, Any] = {}
+    known = {} if known is None else known
 
     def once(model: nn.Module, args: Any, kwargs: Any, **options: Any) -> Any:
         leaves, structure = tree_flatten((args, kwargs))

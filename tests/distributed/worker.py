@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from axograph.runtime.exchange import Exchange, wait
 from axograph.runtime.parts import local_part
 from axograph.runtime.process_grid import ProcessGrid
 from axograph.torch_private import collective_op, fake_tensor_mode
-from tests.cases.overlapping import Branches, Tied, watched
+from tests.cases.overlapping import Branches, Tied, apart, watched
 from tests.cases.same import captured_once
 from tests.masked import Masked
 from tests.zoo import BY_NAME, loss_of
@@ -46,6 +47,12 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return (full(ours).detach() - theirs.detach()).abs().max().item()
+
+
+@cache
+def captured(name: str) -> dict[Any, Any]:
+    """What is captured of a model of the zoo, for all scenarios with it."""
+    return {}
 
 
 def training(name: str, grid: tuple[int, int, int, int], scheme: str | None = None, **sizes: int) -> dict[str, Any]:
@@ -65,7 +72,9 @@ def training(name: str, grid: tuple[int, int, int, int], scheme: str | None = No
         original.load_state_dict(start)
         steppers = [optimizer(m.parameters(), **options) for m in (module, original)]
         for _ in range(3):
-            ours, theirs = module(**inputs), original(**inputs)
+            with captured_once(captured(name)):
+                ours = module(**inputs)
+            theirs = original(**inputs)
             for stepper, output in zip(steppers, (ours, theirs), strict=True):
                 stepper.zero_grad()
                 loss_of(output).backward()
@@ -96,7 +105,8 @@ def outputs() -> dict[str, Any]:
     model, inputs = case.model(), case.inputs()
     original = copy.deepcopy(model)
     module = axograph.parallelize(model, grid=(2, 1, 2, 1))
-    with_loss = module(**inputs)
+    with captured_once(captured("gpt2")):
+        with_loss = module(**inputs)
     module.eval()
     original.eval()
     with torch.no_grad():
@@ -303,7 +313,8 @@ def overlap() -> dict[str, Any]:
             torch.manual_seed(0)
             model = Tied().double()
             with recorded(Grid(*grid)) as issued[overlap]:
-                module = axograph.parallelize(model, grid, scheme="axonn", overlap=overlap, chunks=1)
+                options: dict[str, Any] = {"scheme": "axonn", "chunks": 1, "pipeline": apart}
+                module = axograph.parallelize(model, grid, overlap=overlap, **options)
                 seen[overlap] = watched(module, inputs, 20, pause=lambda: time.sleep(late.choice([0.0, 0.0, 0.01])))
     torch.manual_seed(0)
     original = Tied().double()
