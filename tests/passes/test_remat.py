@@ -185,7 +185,7 @@ def trained_alike(model: nn.Module, grid: Shape, inputs: dict[str, Any], **optio
     original = copy.deepcopy(model)
     if hasattr(original, "activation_checkpointing_disable"):
         original.activation_checkpointing_disable()
-    module = compiled(model, grid, inputs, **options)
+    module = compiled(model, grid, inputs, chunks=1, overlap=False, **options)
     for run in (module, original):
         loss_of(run(**inputs)).backward()
     for ours, theirs in zip(module.parameters(), original.parameters(), strict=True):
