@@ -62,16 +62,13 @@ class Exchange:
         self.rank = dist.get_rank(group)
         self.count = dist.get_world_size(group)
         self._messages = itertools.count()
-        self._quicker: dict[Any, Callable[..., Pending]] = {
-            collective_op(name): made
-            for name, made in {
-                "all_reduce": self.all_reduce,
-                "all_gather_into_tensor": self.all_gather,
-                "reduce_scatter_tensor": self.reduce_scatter,
-                "all_to_all_single": self.all_to_all,
-            }.items()
-            if self.count <= MOST_RANKS[name]
+        made: dict[str, Callable[..., Pending]] = {
+            "all_reduce": self.all_reduce,
+            "all_gather_into_tensor": self.all_gather,
+            "reduce_scatter_tensor": self.reduce_scatter,
+            "all_to_all_single": self.all_to_all,
         }
+        self._quicker = {collective_op(name): made[name] for name, most in MOST_RANKS.items() if self.count <= most}
 
     def instead_of(self, op: Any, arguments: Sequence[Any]) -> Callable[..., Pending] | None:
         """What replaces a collective with these arguments; None where gloo's own is as good."""
@@ -96,7 +93,7 @@ class Exchange:
     def all_to_all(self, sent: torch.Tensor, got: Sequence[int], given: Sequence[int]) -> Pending:
         """From every rank the part, along dim 0, that it has for this one; sizes of the parts by rank."""
         whole = sent.new_empty((sum(got), *sent.shape[1:]))
-        return self._exchanged(sent.contiguous().split(list(given)), whole.split(list(got)), whole)
+        return self._exchanged(sent.contiguous().split_with_sizes(given), whole.split_with_sizes(got), whole)
 
     def _reduced(self, parts: Sequence[torch.Tensor], sent: torch.Tensor, reduction: str) -> Pending:
         own, reduce = parts[self.rank], _REDUCTIONS[reduction]
