@@ -132,5 +132,12 @@ def test_all_ranks_of_a_group_issue_the_same_collectives_in_the_same_order(found
         assert sorted(calls["on"]) == sorted(calls["off"])
 
 
+def test_compiled_compute_changes_neither_numbers_nor_the_order_of_collectives(found: Found) -> None:
+    for rank in found:
+        assert rank["compiled"]["worst"] < 1e-12
+        assert len(rank["compiled"]["with"]) >= 8
+        assert rank["compiled"]["with"] == rank["compiled"]["without"]
+
+
 def test_the_program_does_not_depend_on_the_hashes_of_strings(found: Found) -> None:
     assert len({rank["each searches"]["hash"] for rank in found}) == 4

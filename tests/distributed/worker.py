@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ from axograph.runtime.process_grid import ProcessGrid
 from axograph.torch_private import collective_op, fake_tensor_mode
 from tests.cases.overlapping import Branches, Tied, apart, watched
 from tests.cases.same import captured_once
+from tests.interpreted import interpreted
 from tests.masked import Masked
 from tests.zoo import BY_NAME, loss_of
 
@@ -353,6 +355,22 @@ def recorded(grid: Grid) -> Iterator[list[tuple[str, list[int], list[int]]]]:
         process_grid.boxed = boxed
 
 
+def compiled() -> dict[str, Any]:
+    """A step where stretches between collectives are taken out of the graph, and one where they are not."""
+    seen, issued = {}, {}
+    with captured_once(), patch("axograph.runtime.inductor.compile_graph", interpreted):
+        for compile in (True, False):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8)).double()
+            x = torch.randn(4, 8, dtype=torch.float64)
+            with recorded(Grid(2, 1, 2, 1)) as issued[compile]:
+                module = axograph.parallelize(model, (2, 1, 2, 1), scheme="axonn", chunks=1, compile=compile)
+                full(module(x)).square().mean().backward()
+            seen[compile] = [full(parameter.grad) for parameter in module.parameters()]
+    worst = max(difference(a, b) for a, b in zip(seen[True], seen[False], strict=True))
+    return {"worst": worst, "with": issued[True], "without": issued[False]}
+
+
 def each_searches() -> dict[str, Any]:
     """Every rank searches by itself, with its own hashes of strings: the programs are compared as always."""
     once, ProcessGrid.once = ProcessGrid.once, None  # type: ignore[method-assign, assignment]
@@ -384,6 +402,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "one fails": one_fails,
     "different inputs": different_inputs,
     "overlap": overlap,
+    "compiled": compiled,
     "each searches": each_searches,
 }
 

@@ -23,7 +23,8 @@ from axograph.runtime import inductor as module
 from axograph.runtime.boxed import boxed
 from axograph.runtime.inductor import Inductor
 from axograph.runtime.stretches import stretches
-from axograph.torch_private import collective_op, compile_graph
+from axograph.torch_private import collective_op
+from tests.interpreted import interpreted
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -32,22 +33,14 @@ START, WAIT = collective_op("all_reduce"), collective_op("wait_tensor")
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[fx.Graph]:
-    """Every graph handed to Inductor, which is replaced by an interpreter: a C++ compiler takes seconds."""
+    """Every graph handed to Inductor, which is replaced by an interpreter."""
     graphs: list[fx.Graph] = []
 
-    def interpreted(graph: fx.Graph, inputs: Sequence[Any], mode: Any) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    def seen(graph: fx.Graph, inputs: Sequence[Any], mode: Any) -> Any:
         graphs.append(graph)
-        interpreter = fx.Interpreter(fx.GraphModule({}, graph))
+        return interpreted(graph, inputs, mode)
 
-        def run(values: list[Any]) -> Any:
-            given = list(values)
-            values.clear()
-            return interpreter.run(*given)
-
-        with mode:
-            return run, list(interpreter.run(*inputs))
-
-    monkeypatch.setattr(module, "compile_graph", interpreted)
+    monkeypatch.setattr(module, "compile_graph", seen)
     return graphs
 
 
@@ -208,4 +201,3 @@ def test_inductor_gives_the_numbers_of_the_operators(tmp_path: Path, monkeypatch
     assert "restrided" in code
     assert "gelu" not in code
     assert pickle.loads(pickle.dumps(pm))._engine.inductor.device == CPU
-    assert compile_graph is module.compile_graph
