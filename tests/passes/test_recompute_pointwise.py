@@ -6,7 +6,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -57,13 +56,12 @@ def test_parts_of_a_fused_chain_are_made_again_and_what_a_matmul_reads_stays_sav
     assert torch.ops.aten.tanh.default in again
 
 
-@pytest.mark.parametrize(("name", "grid"), [("gpt2", (2, 1, 2, 2)), ("llama", (1, 1, 1, 1))])
-def test_numbers_are_those_of_the_model(name: str, grid: tuple[int, int, int, int]) -> None:
-    case = BY_NAME[name]
+def test_numbers_are_those_of_the_model() -> None:
+    case = BY_NAME["gpt2"]
     with double_everywhere():
         model, inputs = case.model().double(), case.inputs()
         original = copy.deepcopy(model)
-        module: Any = axograph.parallelize(model, grid=grid, pipeline=with_it)
+        module: Any = axograph.parallelize(model, grid=(2, 1, 2, 1), pipeline=with_it)
         for each in (original, module):
             loss_of(each(**inputs)).backward()  # type: ignore[no-untyped-call]
     found = dict(module.named_parameters())
