@@ -12,17 +12,19 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from torch import fx
 
-from axograph.capture.program import DTYPE_NAMES, Program, facts, value
-from axograph.cost_model.protocol import Collective, Compute, CostModel
+from axograph.capture.program import Program, facts, value
+from axograph.cost_model.protocol import Collective, CostModel
 from axograph.grid import Grid
 from axograph.passes.dataflow import is_view
+from axograph.passes.scheduling.bucketed import Bucket, laid_s, moved, taken_s, with_buckets
 from axograph.passes.scheduling.estimate import half_s
 from axograph.passes.scheduling.lists import least_s
 from axograph.passes.scheduling.memory import Lifetimes, room_bytes
-from axograph.passes.scheduling.merging import Bucket, merged
+from axograph.passes.scheduling.merging import merged
 from axograph.passes.scheduling.tasks import Task, Tasks
 from axograph.torch_private import collective_op
 
@@ -66,21 +68,20 @@ class BucketCollectives:
         given = Lifetimes(tasks).peak(list(program.graph.nodes))
         cap_bytes = min(self.slack * given, given + spare_bytes)
         late, alone = {tasks[number].node for number in tasks.of_weights}, _returned(program)
-        best, best_s = program, half_s(tasks, self.contention)
-        tried: list[list[Bucket]] = [[]]
+        given_s = half_s(tasks, self.contention)
+        found: list[tuple[float, list[Bucket]]] = []
         for latencies in LATENCIES:
             buckets = list(_buckets(tasks, groups, latencies))
-            if buckets in tried:
-                continue
-            tried.append(buckets)
-            candidate = merged(program, buckets, late=late, alone=alone)
-            priced = Tasks(candidate, self.grid, self.cost_model)
-            if Lifetimes(priced).peak(list(candidate.graph.nodes)) > cap_bytes:
-                continue
-            candidate_s = half_s(priced, self.contention)
-            if candidate_s < best_s * (1 - 1e-9):
-                best, best_s = candidate, candidate_s
-        return best
+            if all(buckets != others for _, others in found):
+                found.append((half_s(with_buckets(tasks, buckets), self.contention), buckets))
+        for candidate_s, buckets in sorted(found, key=itemgetter(0)):
+            if buckets and candidate_s < given_s * (1 - 1e-9):
+                nodes = [tuple(task.node for task in bucket) for bucket in buckets]
+                candidate = merged(program, nodes, late=late, alone=alone)
+                after = Tasks(candidate, self.grid, self.cost_model)
+                if Lifetimes(after).peak(list(candidate.graph.nodes)) <= cap_bytes:
+                    return candidate
+        return program
 
 
 def _groups(program: Program, tasks: Tasks) -> list[list[Task]]:
@@ -88,8 +89,8 @@ def _groups(program: Program, tasks: Tasks) -> list[list[Task]]:
     returned = _returned(program)
     found: dict[object, list[Task]] = defaultdict(list)
     for task in tasks:
-        moved = facts(task.node).collective
-        if moved is not None and _may_travel(moved, task.node in returned):
+        about = facts(task.node).collective
+        if about is not None and _may_travel(about, task.node in returned):
             sent = value(task.node.all_input_nodes[0])
             found[task.node.target, sent.dtype, sent.device, task.node.args[1:]].append(task)
     return list(found.values())
@@ -111,15 +112,9 @@ def _returned(program: Program) -> set[fx.Node]:
     return found
 
 
-def _moved(task: Task) -> Collective:
-    moved = facts(task.node).collective
-    assert moved is not None
-    return moved
-
-
 def _latency_s(tasks: Tasks, task: Task) -> float:
     """What a collective of this group takes for no bytes at all."""
-    return tasks.model.collective_s(replace(_moved(task), size_bytes=0.0), tasks.grid)
+    return tasks.model.collective_s(replace(moved(task), size_bytes=0.0), tasks.grid)
 
 
 def _buckets(tasks: Tasks, groups: Sequence[Sequence[Task]], latencies: float) -> Iterator[Bucket]:
@@ -128,37 +123,32 @@ def _buckets(tasks: Tasks, groups: Sequence[Sequence[Task]], latencies: float) -
     for group in groups:
         latency_s = _latency_s(tasks, group[0])
         for members in _filled(group, places, latency_s, latencies):
-            if len(members) > 1 and (len(members) - 1) * latency_s > _copies_s(tasks, members):
+            if len(members) < 2:
+                continue
+            copies_s = laid_s(tasks, members) + sum(taken_s(tasks, task) for task in members)
+            if (len(members) - 1) * latency_s > copies_s:
                 places.merge(members)
-                yield tuple(task.node for task in members)
+                yield tuple(members)
 
 
 def _filled(group: Sequence[Task], places: _Places, latency_s: float, latencies: float) -> Iterator[list[Task]]:
     members: list[Task] = []
-    filled_s = 0.0
+    before, after, filled_s = -1.0, math.inf, 0.0
     for task in group:
-        if members and not places.fit([*members, task]):
+        low, high = places.between(task)
+        fits = max(before, low) < min(after, high) and not any(
+            n == member.number for n in task.needs for member in members
+        )
+        if members and not fits:
             yield members
-            members, filled_s = [], 0.0
+            members, before, after, filled_s = [], -1.0, math.inf, 0.0
         members.append(task)
+        before, after = max(before, low), min(after, high)
         filled_s += task.time_s - latency_s
         if filled_s >= latencies * latency_s:
             yield members
-            members, filled_s = [], 0.0
+            members, before, after, filled_s = [], -1.0, math.inf, 0.0
     yield members
-
-
-def _copies_s(tasks: Tasks, members: Sequence[Task]) -> float:
-    """What it takes to lay what is sent side by side, and to take apart what does not come in rows."""
-    sent = [value(task.node.all_input_nodes[0]) for task in members]
-    sent_bytes = float(sum(tensor.numel() * tensor.element_size() for tensor in sent))
-    taken_bytes = sum(_moved(task).size_bytes for task in members) if _moved(members[0]).kind == "all_gather" else 0.0
-    dtype = DTYPE_NAMES.get(sent[0].dtype, "f32")
-    copies = (("aten.cat.default", sent_bytes), ("aten.reshape.default", taken_bytes))
-    return sum(
-        tasks.model.compute_s(Compute(op=op, flops=0.0, size_bytes=2 * size_bytes, dtype=dtype))
-        for op, size_bytes in copies
-    )
 
 
 class _Places:
@@ -171,22 +161,16 @@ class _Places:
         self.tasks = tasks
         self.place = {number: float(at) for at, number in enumerate(_layered(tasks))}
 
-    def between(self, members: Sequence[Task]) -> tuple[float, float]:
-        """The places between which a bucket of these could stand."""
-        before = max((self.place[n] for task in members for n in task.needs), default=-1.0)
-        after = min((self.place[n] for task in members for n in task.users), default=float(len(self.tasks)))
-        return before, min(after, math.floor(before) + 1.0)
-
-    def fit(self, members: Sequence[Task]) -> bool:
-        """Whether these can be one bucket."""
-        numbers = {task.number for task in members}
-        before, after = self.between(members)
-        return before < after and not any(n in numbers for task in members for n in task.needs)
+    def between(self, task: Task) -> tuple[float, float]:
+        """The places of what a task needs and of what needs it: it may stand anywhere between."""
+        before = max((self.place[n] for n in task.needs), default=-1.0)
+        return before, min((self.place[n] for n in task.users), default=float(len(self.tasks)))
 
     def merge(self, members: Sequence[Task]) -> None:
         """Put these at one place."""
-        for task in members:
-            self.place[task.number] = sum(self.between(members)) / 2
+        before = max(self.between(task)[0] for task in members)
+        after = min(math.floor(before) + 1.0, *(self.between(task)[1] for task in members))
+        self.place.update((task.number, (before + after) / 2) for task in members)
 
 
 def _layered(tasks: Tasks) -> list[int]:

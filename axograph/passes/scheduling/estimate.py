@@ -8,10 +8,9 @@ from itertools import islice
 
 from axograph.capture.program import Program
 from axograph.cost_model.protocol import CostModel
-from axograph.cost_model.simulator import STREAM
 from axograph.grid import Grid
 from axograph.passes.scheduling.lists import Lists
-from axograph.passes.scheduling.tasks import Task, Tasks
+from axograph.passes.scheduling.tasks import Clock, Task, Tasks
 
 
 def step_s(program: Program, grid: Grid, model: CostModel, contention: float = 1.0) -> float:
@@ -23,7 +22,7 @@ def step_s(program: Program, grid: Grid, model: CostModel, contention: float = 1
     return sum(half_s(Tasks(half, grid, model), contention) for half in halves if half is not None)
 
 
-def half_s(tasks: Tasks, contention: float = 1.0) -> float:
+def half_s(tasks: Sequence[Task], contention: float = 1.0) -> float:
     """Seconds of one half, given as its tasks, likewise."""
     orders = islice(Lists(tasks).orders(1, math.inf), _STARTS)
     return min((order_s(order, contention) for order in orders), default=0.0)
@@ -35,22 +34,7 @@ _STARTS = 3
 
 def order_s(order: Sequence[Task], contention: float = 1.0) -> float:
     """What `simulate` says of tasks in an order in which each follows what it needs, and nothing else."""
-    clock_s = busy_s = 0.0
-    free_s: dict[str, float] = {}
-    ends_s: dict[int, float] = {}
+    clock = Clock(contention)
     for task in order:
-        for number in task.needs:
-            end_s = ends_s.get(number)
-            if end_s is not None and end_s > clock_s:
-                clock_s = end_s
-        if task.track != STREAM:
-            begin_s = max(clock_s, free_s.get(task.track, 0.0))
-            ends_s[task.number] = free_s[task.track] = begin_s + task.time_s
-            busy_s = max(busy_s, begin_s + task.time_s)
-        elif busy_s > clock_s and contention != 1.0:
-            slowed_s = busy_s - clock_s
-            slow_s = task.time_s * contention
-            clock_s += slow_s if slow_s <= slowed_s else slowed_s + task.time_s - slowed_s / contention
-        else:
-            clock_s += task.time_s
-    return max(clock_s, busy_s)
+        clock.run(task)
+    return max(clock.now_s, clock.last_s)

@@ -18,7 +18,7 @@ from torch import fx
 
 from axograph.cost_model.simulator import STREAM
 from axograph.passes.scheduling.memory import Lifetimes
-from axograph.passes.scheduling.tasks import Task, Tasks
+from axograph.passes.scheduling.tasks import Task
 
 
 def longest_chains_s(tasks: Sequence[Task], *, forward: bool, computing: float = 1.0) -> list[float]:
@@ -51,6 +51,10 @@ class Live(Protocol):
 
     def take(self, task: Task) -> None:
         """Take a task."""
+        ...
+
+    def ended(self, task: Task) -> None:
+        """A collective that no task waits for has ended."""
         ...
 
 
@@ -102,6 +106,9 @@ class _Forward:
                 self.waited[number] = True
                 self._free(of.read[number])
 
+    def ended(self, task: Task) -> None:
+        self._free(self.of.read[task.number])
+
     def _free(self, storages: tuple[int, ...]) -> None:
         for storage in storages:
             self.uses[storage] -= 1
@@ -118,9 +125,6 @@ class _Backward:
         self.users = [len(task.users) for task in tasks]
         self.live = 0
         self._hold(of.results)
-        for task in tasks:
-            if of.communicates[task.number] and not task.users:
-                self._hold(of.read[task.number])
 
     def during(self, task: Task) -> int:
         fresh = {s for s in (*self.of.made[task.number], *self._used(task)) if not self.held[s]}
@@ -135,6 +139,9 @@ class _Backward:
                 self.held[storage] = False
                 self.live -= self.of.size[storage]
         self._hold(used)
+
+    def ended(self, task: Task) -> None:
+        pass
 
     def _hold(self, storages: Iterable[int]) -> None:
         for storage in storages:
@@ -160,6 +167,9 @@ class _Unlimited:
     def take(self, task: Task) -> None:
         pass
 
+    def ended(self, task: Task) -> None:
+        pass
+
 
 _Entry = tuple[float, int]
 """How urgent a task is, negative, and where it stands."""
@@ -168,7 +178,7 @@ _Entry = tuple[float, int]
 class Lists:
     """Orders of the tasks of one graph by list scheduling, within a cap on memory."""
 
-    def __init__(self, tasks: Tasks, lifetimes: Lifetimes | None = None, cap_bytes: float = math.inf) -> None:
+    def __init__(self, tasks: Sequence[Task], lifetimes: Lifetimes | None = None, cap_bytes: float = math.inf) -> None:
         self.tasks = list(tasks)
         self.cap_bytes = cap_bytes
         self.storages = _Storages(self.tasks, lifetimes) if lifetimes is not None else None
@@ -226,6 +236,8 @@ class _Run:
         """Tasks that are released at a time to come; a heap."""
         self.beyond: list[int] = []
         """How far tasks that nothing else holds up lie from the end begun at; a heap."""
+        self.unused: list[tuple[float, int]] = []
+        """When each collective ends that no task waits for; a heap."""
         self.first = 0
         """How far the first task not placed lies from the end begun at."""
         self.placed = bytearray(len(self.tasks))
@@ -275,6 +287,8 @@ class _Run:
             placed_s[task.number] = self.now_s
             self.free_s[task.track] = end_s
             self.live.take(task)
+            if not task.users and task.track != STREAM:
+                heapq.heappush(self.unused, (end_s + task.time_s, task.number))
             self.placed[self._place(task.number)] = True
             for other in task.users if self.forward else task.needs:
                 held_up[other] -= 1
@@ -313,6 +327,8 @@ class _Run:
         while True:
             while later and later[0][0] <= self.now_s:
                 self._admit(heapq.heappop(later)[1])
+            while self.unused and self.unused[0][0] <= self.now_s:
+                self.live.ended(self.tasks[heapq.heappop(self.unused)[1]])
             taken = self._taken()
             if taken is not None:
                 return taken

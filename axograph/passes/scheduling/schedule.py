@@ -29,6 +29,9 @@ ROUNDS = 3
 WINDOWS = (16, 6, 64)
 """How far from the order given list scheduling may look, in tasks: tried where memory limits the orders."""
 
+AIM = 0.9
+"""Aiming at this part of the memory there is may succeed where aiming at all of it does not."""
+
 WORK = 100_000
 """How many tasks list scheduling places in a half, all orders together; with many tasks fewer orders are tried."""
 
@@ -65,7 +68,7 @@ class Schedule:
         cap_bytes = min(self.slack * given, given + spare_bytes)
         search = _Search(tasks, lifetimes, cap_bytes, self.contention)
         if any(task.track != STREAM for task in tasks):
-            search.run(given)
+            search.run()
         best, timeline = search.best, search.timeline
         graph = _in_order(best)
         verify(program.graph, graph, lifetimes, cap_bytes)
@@ -89,13 +92,13 @@ class _Search:
         self.work = 0
         """How many tasks list scheduling has placed."""
 
-    def run(self, given: float) -> None:
-        """Try orders until one is good enough. `given` is the most bytes that live at once in the order given."""
+    def run(self) -> None:
+        """Try orders until one is good enough."""
         self._offer(self.tasks.ordered(self.tasks))
         self._offer(axonn_order(self.tasks))
         good_s = NEAR * least_s(self.tasks)
         trials = [(self.cap_bytes, math.inf)]
-        aims = (self.cap_bytes, given)  # aiming lower may succeed where aiming at the cap does not
+        aims = (self.cap_bytes, AIM * self.cap_bytes)
         trials += [(aim, float(window)) for aim in aims for window in WINDOWS if window < len(self.tasks)]
         rounds = ROUNDS if len(self.tasks) * len(trials) < WORK / 10 else 2
         for aim_bytes, window in trials:

@@ -6,6 +6,7 @@ computes, or it communicates on a channel.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,44 @@ class Task:
     """The tasks whose results it uses, seen through what takes no time."""
     users: list[int] = field(default_factory=list)
     """The tasks that use its results."""
+
+
+class Clock:
+    """The time of the stream while tasks run in an order in which each follows what it needs."""
+
+    def __init__(self, contention: float = 1.0) -> None:
+        self.contention = contention
+        self.now_s = 0.0
+        self.last_s = 0.0
+        """When the last collective ends."""
+        self.free_s: dict[str, float] = {}
+        self.ends_s: dict[int, float] = {}
+        """When each collective ends, by its number."""
+        self.unused: deque[tuple[float, int]] = deque()
+        """The collectives that no task waits for, and until when each may still be late."""
+
+    def run(self, task: Task) -> None:
+        """Wait for what a task needs, and run or start it; as `simulate` does."""
+        for number in task.needs:
+            end_s = self.ends_s.get(number)
+            if end_s is not None and end_s > self.now_s:
+                self.now_s = end_s
+        if task.track != STREAM:
+            begin_s = max(self.now_s, self.free_s.get(task.track, 0.0))
+            end_s = self.ends_s[task.number] = self.free_s[task.track] = begin_s + task.time_s
+            self.last_s = max(self.last_s, end_s)
+            if not task.users:
+                self.unused.append((end_s + task.time_s, task.number))
+        elif self.last_s > self.now_s and self.contention != 1.0:
+            slowed_s, slow_s = self.last_s - self.now_s, task.time_s * self.contention
+            self.now_s += slow_s if slow_s <= slowed_s else slowed_s + task.time_s - slowed_s / self.contention
+        else:
+            self.now_s += task.time_s
+
+    def long_ended(self) -> Iterator[int]:
+        """The collectives that no task waits for and that ended, since last asked, as long ago as they took."""
+        while self.unused and self.unused[0][0] <= self.now_s:
+            yield self.unused.popleft()[1]
 
 
 class Tasks(Sequence[Task]):
@@ -108,7 +147,8 @@ class Tasks(Sequence[Task]):
     def ordered(self, order: Iterable[Task], blocking: frozenset[int] = frozenset()) -> list[fx.Node]:
         """All nodes of the graph with the tasks in this order, and what takes no time where it is first needed.
 
-        Collectives among the `blocking` tasks are waited for at once.
+        Collectives among the `blocking` tasks are waited for at once. Others that no task waits for are when they have
+        long ended: what they sent need not be held until the end.
         """
         placed: dict[fx.Node, None] = {
             node: None for node in self.graph.nodes if node.op in ("placeholder", "get_attr")
@@ -124,7 +164,12 @@ class Tasks(Sequence[Task]):
                 else:
                     placed[waiting.pop()] = None
 
+        clock = Clock()
         for task in order:
+            clock.run(task)
+            for ended in clock.long_ended():
+                for wait in self[ended].node.users:
+                    place(wait)
             place(task.node)
             for user in task.node.users:  # what a task makes several of is taken apart at once: the rest may go
                 if is_pick(user) or task.number in blocking:
