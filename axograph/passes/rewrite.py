@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from axograph.capture.program import FACTS, Facts, Input, Program, facts, note
+from axograph.passes.sharding.arguments import kind_of
 from axograph.torch_private import graph_module
 
 Visit = Callable[["Emitter", fx.Node, tuple[Any, ...], dict[str, Any]], fx.Node | None]
@@ -24,6 +25,8 @@ class Emitter:
         self.graph = fx.Graph()
         self.origin: fx.Node | None = None
         """The node of the old graph that is being rewritten; new nodes inherit its facts."""
+        self._made: dict[Any, Any] = {}
+        """What each different call made, as a fake value: identical layers ask again and again."""
 
     def placeholder(self, name: str, value: torch.Tensor, about: Facts) -> fx.Node:
         """Declare an input."""
@@ -32,11 +35,14 @@ class Emitter:
         return node
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Emit one operator; its fake result is computed from those of its arguments."""
+        """Emit one operator; its fake result is that of an earlier call with arguments of the same kind, if any."""
         name = op._schema.name.partition("::")[2]
         node = self.graph.create_node("call_function", op, args, kwargs, name=name)
-        with torch.no_grad(), self._mode():
-            node.meta["val"] = op(*fx.map_arg(args, _fake), **fx.map_arg(kwargs, _fake))
+        kind = (op, kind_of((args, kwargs)))
+        if kind not in self._made:
+            with torch.no_grad(), self._mode():
+                self._made[kind] = op(*fx.map_arg(args, _fake), **fx.map_arg(kwargs, _fake))
+        node.meta["val"] = self._made[kind]
         self._inherit(node)
         return node
 
@@ -46,16 +52,15 @@ class Emitter:
         return getattr(first.meta.get("val"), "fake_mode", nullcontext()) if first is not None else nullcontext()
 
     def copy(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        """Emit a node as it was, with new arguments of the same shapes."""
+        """Emit a node as it was, with all its facts and new arguments of the same shapes."""
         assert callable(node.target)
         copied = self.graph.create_node("call_function", node.target, args, kwargs, name=node.name)
-        copied.meta["val"] = node.meta.get("val")
-        self._inherit(copied)
+        copied.meta = {"val": node.meta.get("val"), FACTS: facts(node)}
         return copied
 
     def _inherit(self, node: fx.Node) -> None:
         if self.origin is not None:
-            node.meta[FACTS] = replace(facts(self.origin), placements=(), collective=None, reason="")
+            node.meta[FACTS] = replace(facts(self.origin), placements=(), collective=None, reason="", exposed=None)
 
 
 def _fake(node: fx.Node) -> Any:

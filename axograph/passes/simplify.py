@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from axograph.capture.program import Program, facts, value
+from axograph.capture.program import FACTS, Program, facts, value
 from axograph.passes.rewrite import Emitter, rebuild
 
 aten = torch.ops.aten
@@ -43,7 +43,6 @@ class _Merger:
         known = self.seen.get(key)
         if known is None:
             known = self.seen[key] = emit.copy(node, args, kwargs)
-            known.meta["axograph"] = facts(node)
         return known
 
 
@@ -97,8 +96,6 @@ def _fuse(emit: Emitter, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str,
         )
         if fits:
             fused = emit.call(aten.addmm.default, bias, *product.args)
-            fused.meta["axograph"] = facts(node)
+            fused.meta[FACTS] = facts(node)
             return fused
-    copied = emit.copy(node, args, kwargs)
-    copied.meta["axograph"] = facts(node)
-    return copied
+    return emit.copy(node, args, kwargs)

@@ -11,6 +11,7 @@ from torch import fx, nn
 from axograph.capture.listing import listing
 from axograph.capture.program import Program, facts, note, value
 from axograph.capture.trace import capture
+from axograph.cost_model.protocol import Collective
 from axograph.passes.rewrite import Emitter, rebuild
 
 aten = torch.ops.aten
@@ -31,6 +32,24 @@ def test_a_rebuilt_program_is_the_same_text_on_a_new_graph() -> None:
     assert listing(after) == text == listing(before)
     assert after.graph is not before.graph
     assert type(after.graph_module).__name__ == "Copied"
+
+
+def test_a_copied_node_keeps_what_passes_found_out_and_one_made_in_its_place_does_not() -> None:
+    def visit(emit: Emitter, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        same = emit.copy(node, args, kwargs)
+        return emit.call(aten.neg.default, same) if node.target is aten.relu.default else same
+
+    before = captured()
+    moved = Collective(kind="all_reduce", axes=("x",), size_bytes=24.0)
+    for node in before.graph.nodes:
+        note(node, collective=moved, reason="a sum", placements=(None,), chunk=1, exposed="late")
+    after = rebuild(before, visit, "Changed")
+    made = {node.target: facts(node) for node in after.graph.nodes}
+    kept = made[aten.relu.default]
+    assert (kept.collective, kept.reason, kept.placements) == (moved, "a sum", (None,))
+    assert (kept.chunk, kept.exposed) == (1, "late")
+    other = made[aten.neg.default]
+    assert (other.path, other.collective, other.reason, other.placements, other.exposed) == ("1", None, "", (), None)
 
 
 def test_what_a_visit_emits_stands_in_for_the_node() -> None:
@@ -84,17 +103,6 @@ def test_an_operator_on_shapes_that_do_not_fit_is_refused_where_it_is_emitted() 
         x = emit.placeholder("x", torch.empty(2, 3), facts(fx.Graph().placeholder("x")))
     with pytest.raises((RuntimeError, ValueError), match="dim"):
         emit.call(aten.mm.default, x, x)
-
-
-def test_copies_keep_facts_but_not_placements_and_reasons() -> None:
-    before = captured()
-    for node in before.graph.nodes:
-        if node.op == "call_function":
-            note(node, reason="old", placements=(None,))
-    after = rebuild(before, copied, "Copied")
-    for node in after.graph.nodes:
-        if node.op == "call_function":
-            assert (facts(node).reason, facts(node).placements) == ("", ())
 
 
 def test_numbers_stay_the_same() -> None:

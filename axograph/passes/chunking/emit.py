@@ -93,7 +93,6 @@ class Chunker:
     def _once(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The operator as it was, on whole tensors."""
         copied = self.emit.copy(node, args, kwargs)
-        copied.meta[FACTS] = facts(node)
         self.made[node] = (copied,)
         if isinstance(node.meta.get("val"), torch.Tensor):
             self._arrive(resolve(node), copied)
