@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from axograph.capture.program import Input, Output, Program
 from axograph.errors import UnsupportedError
+from axograph.passes.dataflow import may_be_view
 from axograph.placement import Placement
 from axograph.runtime.engine import Engine, Runner
 from axograph.torch_private import keeps_graph
@@ -170,19 +171,12 @@ class Compiled:
 _KEY = "random key"
 """Stands for the key of random numbers among the names of parameters."""
 
-_VIEWS = {
-    torch.ops.aten.reshape.default,
-    torch.ops.aten.permute.default,
-    torch.ops.aten.expand.default,
-    torch.ops.aten.slice.Tensor,
-}
-
 
 def _shown(program: Program) -> frozenset[int]:
     """The saved values that are buffers or outputs of the model, or share their storage with one."""
 
     def base(node: fx.Node) -> fx.Node:
-        while node.target in _VIEWS:
+        while may_be_view(node):
             node = node.all_input_nodes[0]
         return node
 

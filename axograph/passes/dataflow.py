@@ -13,7 +13,18 @@ from axograph.passes.sharding.arguments import is_pick
 
 aten = torch.ops.aten
 
-_VIEWS = {aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int}
+_VIEWS = {
+    aten.permute.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.view_as_real.default,
+    aten.view_as_complex.default,
+}
+"""Operators that never move data."""
+
+_VIEWS_AT_TIMES = {aten.reshape.default, aten.contiguous.default}
+"""Operators that move data where strides ask for it."""
 
 
 def ancestors(nodes: Iterable[fx.Node | None], stop: Sequence[fx.Node] = ()) -> set[fx.Node]:
@@ -36,13 +47,18 @@ def with_picks(nodes: set[fx.Node]) -> set[fx.Node]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node moves no data. A reshape moves some where the strides do not allow a view."""
+    """Whether a node moves no data, as its operand lies. A reshape moves some where the strides do not allow a view."""
     if node.target is aten.contiguous.default:
         return value(node.all_input_nodes[0]).is_contiguous()
     if node.target is not aten.reshape.default:
         return node.target in _VIEWS
     source = value(node.all_input_nodes[0])
     return _has_view(tuple(source.shape), source.stride(), tuple(value(node).shape))
+
+
+def may_be_view(node: fx.Node) -> bool:
+    """Whether a node moves no data for some strides of its operand, whose memory it then shares."""
+    return node.target in _VIEWS or node.target in _VIEWS_AT_TIMES
 
 
 @cache

@@ -127,14 +127,10 @@ def _lasting(program: Program) -> dict[fx.Node, Input]:
 def _only_fused(node: fx.Node, results: Collection[fx.Node | None]) -> bool:
     """Whether a value is no result, and all operators that use it fuse it with theirs."""
     return node not in results and all(
-        _only_fused(user, results) if _moves_nothing(user) else _pointwise(user) or user.target in _FUSED
+        _only_fused(user, results) if is_view(user) else _pointwise(user) or user.target in _FUSED
         for user in node.users
         if user.op != "output"
     )
-
-
-def _moves_nothing(node: fx.Node) -> bool:
-    return node.op == "call_function" and is_view(node)
 
 
 def _pointwise(node: fx.Node) -> bool:
@@ -151,7 +147,7 @@ def _sources(node: fx.Node, ends: set[fx.Node]) -> set[fx.Node]:
     waiting = [node]
     while waiting:
         made = waiting.pop()
-        if made in ends or not (_pointwise(made) or _moves_nothing(made)):
+        if made in ends or not (_pointwise(made) or is_view(made)):
             found.add(made)
         elif made not in seen:
             seen.add(made)

@@ -14,17 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-aten = torch.ops.aten
+from axograph.passes.dataflow import may_be_view
 
-_WITHOUT_KERNEL = {
-    aten.reshape.default,
-    aten.permute.default,
-    aten.expand.default,
-    aten.slice.Tensor,
-    aten.select.int,
-    operator.getitem,
-}
-"""What mostly moves no data."""
+aten = torch.ops.aten
 
 _LIBRARY = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.convolution.default}
 """What a compiler hands to the same library as torch does."""
@@ -100,8 +92,8 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _fusible(node: fx.Node) -> bool:
-    target = node.target
-    return target not in _WITHOUT_KERNEL | _LIBRARY and getattr(target, "namespace", "") == "aten"
+    in_aten = getattr(node.target, "namespace", "") == "aten"
+    return in_aten and node.target not in _LIBRARY and not may_be_view(node)
 
 
 def picks_beside_operators(graph: fx.Graph) -> fx.Graph:

@@ -7,7 +7,7 @@ computes, or it communicates on a channel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,20 +18,11 @@ from axograph.cost_model.protocol import Compute, CostModel
 from axograph.cost_model.simulator import STREAM, Step
 from axograph.grid import Grid
 from axograph.passes.dataflow import from_parameters, is_view
-from axograph.passes.sharding.arguments import is_pick, output_tensors, tensor_arguments
-from axograph.passes.sharding.rules import RuleBook
+from axograph.passes.sharding.arguments import is_pick, kind_of, output_tensors, tensor_arguments
+from axograph.passes.sharding.rules import rule_of
 from axograph.torch_private import collective_op
 
 aten = torch.ops.aten
-
-_VIEWS = {
-    aten.permute.default,
-    aten.expand.default,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.view_as_real.default,
-    aten.view_as_complex.default,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +86,7 @@ class Tasks(Sequence[Task]):
         self.graph = program.graph
         self.grid = grid
         self.model = model
-        self._rules = RuleBook()
+        self._prices: dict[Hashable, float] = {}
         self._found: list[Task] = []
         self.of: dict[fx.Node, Task] = {}
         self._step_of: dict[fx.Node, Step] = {}
@@ -129,17 +120,19 @@ class Tasks(Sequence[Task]):
         if moved is not None:
             channel = getattr(self.model, "channel", None)
             return self.model.collective_s(moved, self.grid), channel(moved, self.grid) if channel else "network"
-        if node.target in _VIEWS or (node.target is aten.reshape.default and is_view(node)):
+        if is_view(node):
             return 0.0, STREAM
-        return self.model.compute_s(self._work(node)), STREAM
+        kind = (node.target, kind_of((node.args, node.kwargs)), kind_of(node.meta["val"]))
+        time_s = self._prices.get(kind)
+        if time_s is None:
+            time_s = self._prices[kind] = self.model.compute_s(self._work(node, kind))
+        return time_s, STREAM
 
-    def _work(self, node: fx.Node) -> Compute:
+    def _work(self, node: fx.Node, kind: Hashable) -> Compute:
         tensors = [argument.meta["val"] for argument in tensor_arguments(node)]
         made = [tensor for tensor in output_tensors(node) if tensor is not None]
-        if node.target is aten.addmm.default:
-            flops = 2.0 * made[0].numel() * tensors[1].shape[1]
-        else:
-            flops = self._rules.rule_of(node).flops
+        of_addmm = node.target is aten.addmm.default
+        flops = 2.0 * made[0].numel() * tensors[1].shape[1] if of_addmm else _flops(node, kind)
         size = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *made))
         dtype = DTYPE_NAMES.get(made[0].dtype, "f32") if made else "f32"
         return Compute(op=str(node.target), flops=flops, size_bytes=float(size), dtype=dtype)
@@ -203,6 +196,21 @@ class Tasks(Sequence[Task]):
         if task is not None and task.track != STREAM:
             return Step(kind="start", name=_name(node), time_s=task.time_s, channel=task.track)
         return Step(kind="compute", name=_name(node), time_s=task.time_s if task is not None else 0.0)
+
+
+def _flops(node: fx.Node, kind: Hashable) -> float:
+    """The operations of a node, as its rule says. Halves of one program are looked at many times."""
+    flops = _KNOWN.get(kind)
+    if flops is None:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        flops = _KNOWN[kind] = rule_of(node).flops
+    return flops
+
+
+_KNOWN: dict[Hashable, float] = {}
+_MOST_KNOWN = 20_000
+"""How many kinds of operators are remembered."""
 
 
 def _name(node: fx.Node) -> str:
