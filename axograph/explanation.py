@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from axograph.cost_model.memory import readable
 from axograph.placement import Placement
 
 Phase = Literal["forward", "backward"]
@@ -34,7 +35,7 @@ class Move:
         shared = (
             f"  for {self.users} operators" if self.users > 1 else "  with what it is added to" if self.summed else ""
         )
-        moved = f"{size(self.size_bytes):>10}" if self.size_bytes else f"{'':>10}"
+        moved = f"{readable(self.size_bytes):>10}" if self.size_bytes else f"{'':>10}"
         return f"{self.tensor:<3} {self.kind:<14} {'.'.join(self.axes):<10} {moved} {duration(self.cost_s):>10}{shared}"
 
 
@@ -129,18 +130,6 @@ def duration(time_s: float) -> str:
         if time_s >= size_s:
             return f"{time_s / size_s:.3g} {unit}"
     return f"{time_s / 1e-6:.3g} us"
-
-
-def size(size_bytes: float) -> str:
-    """Bytes in the unit that reads best.
-
-    >>> size(3_200_000)
-    '3.2 MB'
-    """
-    for unit, unit_bytes in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:.3g} {unit}"
-    return f"{size_bytes:.3g} B"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -33,7 +33,11 @@ class MemoryEstimate:
 
 
 def readable(size_bytes: float) -> str:
-    """Bytes in the unit that reads best: "3.21 GB"."""
+    """Bytes in the unit that reads best.
+
+    >>> readable(3_200_000)
+    '3.2 MB'
+    """
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= size:
             return f"{size_bytes / size:.3g} {unit}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from axograph.cost_model.simulator import Interval, Timeline
+from axograph.explanation import duration
 from axograph.passes.scheduling.lists import longest_chains_s
 from axograph.passes.scheduling.tasks import Tasks
 
@@ -21,7 +22,7 @@ class Exposed:
     why: str
 
     def __str__(self) -> str:
-        return f"exposed {_us(self.time_s)}: {self.why}"
+        return f"exposed {duration(self.time_s)}: {self.why}"
 
 
 def reasons(tasks: Tasks, nodes: Sequence[fx.Node], timeline: Timeline) -> dict[str, Exposed]:
@@ -47,9 +48,9 @@ def reasons(tasks: Tasks, nodes: Sequence[fx.Node], timeline: Timeline) -> dict[
         queue = _just_before(queues[task.track], place[start], ready_s)
         queued_s = sum(interval.end_s - max(interval.begin_s, ready_s) for interval in queue)
         if chain_s > _NEARLY * timeline.time_s:
-            why = f"the longest chain of the program, {_us(chain_s)}, leads through it"
+            why = f"the longest chain of the program, {duration(chain_s)}, leads through it"
         elif queued_s > 0.5 * time_s:
-            why = f"its channel {task.track!r} was busy for {_us(queued_s)}, last with {queue[-1].name}"
+            why = f"its channel {task.track!r} was busy for {duration(queued_s)}, last with {queue[-1].name}"
         elif began_s[start] > ready_s + time_s:
             why = "it starts late, so that its result is held for less time"
         else:
@@ -68,7 +69,3 @@ _MOST_QUEUED = 64
 def _just_before(channel: Sequence[Interval], at: int, since_s: float) -> list[Interval]:
     """The last intervals on a channel before one of them, as far as they reach beyond a time."""
     return [interval for interval in channel[max(at - _MOST_QUEUED, 0) : at] if interval.end_s > since_s]
-
-
-def _us(time_s: float) -> str:
-    return f"{time_s * 1e6:.1f} us"

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axograph.capture.program import Program, facts
+from axograph.cost_model.memory import readable
 from axograph.cost_model.protocol import CostModel
 from axograph.cost_model.simulator import Timeline, simulate
+from axograph.explanation import duration
 from axograph.grid import Grid
 from axograph.passes.scheduling.exposed import Exposed
 from axograph.passes.scheduling.lists import least_s
@@ -55,19 +57,19 @@ class Report:
         share = self.exposed_s / self.time_s if self.time_s else 0.0
         chunked = f" in {self.chunks} chunks" if self.chunks > 1 else ""
         step = f"a step on grid {self.grid}{chunked}"
-        lines = [f"{step}: {_ms(self.time_s)}, {_ms(self.exposed_s)} of it exposed ({share:.0%})"]
+        lines = [f"{step}: {duration(self.time_s)}, {duration(self.exposed_s)} of it exposed ({share:.0%})"]
         for half in self.halves:
             played = half.timeline
-            busy = ", ".join(f"{track} {_ms(played.busy_s(track))}" for track in played.tracks)
+            busy = ", ".join(f"{track} {duration(played.busy_s(track))}" for track in played.tracks)
             lines.append(
-                f"  {half.name}: {_ms(played.time_s)} (no order below {_ms(half.bound_s)}); {busy}; "
-                f"peak {half.peak_bytes / 1e6:.1f} MB"
+                f"  {half.name}: {duration(played.time_s)} (no order below {duration(half.bound_s)}); {busy}; "
+                f"peak {readable(half.peak_bytes)}"
             )
             for what, where, exposed in half.exposed[:_SHOWN]:
                 lines.append(f"    {what}{f' of {where}' if where else ''}: {exposed}")
             if len(half.exposed) > _SHOWN:
                 rest = half.exposed[_SHOWN:]
-                lines.append(f"    and {len(rest)} more: {_ms(sum(exposed.time_s for _, _, exposed in rest))}")
+                lines.append(f"    and {len(rest)} more: {duration(sum(exposed.time_s for _, _, exposed in rest))}")
         return "\n".join(lines)
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
@@ -108,7 +110,3 @@ def _half(name: str, program: Program, grid: Grid, model: CostModel, contention:
         peak_bytes=Lifetimes(tasks).peak(nodes),
         exposed=tuple(exposed),
     )
-
-
-def _ms(time_s: float) -> str:
-    return f"{time_s * 1e3:.3g} ms"
