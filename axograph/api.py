@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from axograph.capture.structure import Structure
-from axograph.codegen.compiler import Compiler, Outputs, Pipeline
+from axograph.codegen.compiler import Compiler, Outputs, Pipeline, check_outputs
 from axograph.codegen.module import ParallelModule
 from axograph.cost_model import CostModel, RingModel
 from axograph.errors import AxographError, GridError
@@ -65,7 +65,8 @@ def parallelize(
         cost_model: any object with the methods of `CostModel`; by default rings on Perlmutter's links.
         sample_inputs: positional (tuple) or keyword (mapping) inputs to compile for now rather than at the first call.
         batch_dims: the dim that carries the batch, by the name or position of an input; None for an input without one.
-        outputs: how outputs that are no scalars are returned.
+        outputs: how outputs that are no scalars are returned: "full" (whole tensors), "sharded" (as they lie on the
+            grid, DTensors under a process group), or "auto" (full where no output is a scalar, else sharded).
         memory_bytes: the most that a rank may hold during a step of training with AdamW; None for the memory of the
             cost model's machine.
         chunks: in how many chunks, one after the other, a rank works on its part of the batch, so that one computes
@@ -85,12 +86,13 @@ def parallelize(
         observers: called with each `Stage` as it is made.
 
     Raises:
-        AxographError: compile=True, and the machine has no compiler for Inductor.
+        AxographError: the cost model lacks methods, `outputs` or `remat` is unknown, or the machine has no compiler for
+            compile=True. All others are kinds of it.
         GridError: the grid is not four positive integers, or does not have as many ranks as the process group.
         PlanError: the scheme is unknown, the plan names what the model does not have, or `chunks` is no number; and,
             when compiling, where an entry of the plan divides nothing, or contradicts another one or the scheme, no
             plan fits into memory, or a rank's batch does not fall into that many chunks.
-        CaptureError, UnsupportedError, AgreementError: at the first call, or now with `sample_inputs`.
+        CaptureError, InputError, UnsupportedError, AgreementError: at the first call, or now with `sample_inputs`.
 
     >>> pm = parallelize(nn.Linear(4, 2), grid=(2, 1, 1, 1))
     >>> pm(torch.ones(2, 4)).shape
@@ -98,6 +100,7 @@ def parallelize(
     """
     whole = Grid.of(grid)
     Scheme.named(scheme)
+    check_outputs(outputs)
     check_chunks(chunks)
     known_remat(remat)
     if cost_model is not None and not isinstance(cost_model, CostModel):

@@ -1,6 +1,6 @@
 """The errors that users see. Each says what was asked, what was given, which rule broke, and what to try.
 
-Everything a user can cause raises a subclass of `AxographError`; what only this package can break is an `assert`.
+Everything a user can cause raises an `AxographError`; what only this package can break is an `assert`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class UnsupportedError(AxographError):
     """Something that cannot be done right yet, refused before it runs."""
 
 
-def _indented(text: str) -> str:
-    return text.replace("\n", "\n         ")
-
-
 class ScheduleError(AxographError):
     """A schedule that does not compute what the program did, or not safely: a fault of the pass that made it."""
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n         ")

