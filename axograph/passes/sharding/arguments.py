@@ -73,9 +73,25 @@ def kind_of(argument: Any) -> Any:
     if isinstance(argument, fx.Node):
         return kind_of(argument.meta.get("val"))
     if isinstance(argument, torch.Tensor):
-        return (tuple(argument.shape), argument.stride(), argument.dtype, argument.device)
+        return _kind_of_tensor(argument)
     if isinstance(argument, list | tuple):
         return tuple(kind_of(item) for item in argument)
     if isinstance(argument, dict):
         return tuple((key, kind_of(item)) for key, item in argument.items())
-    return (type(argument), repr(argument))
+    kind = type(argument)
+    return (kind, argument if kind in _EXACT else repr(argument))
+
+
+_EXACT = {int, bool, str, type(None)}
+"""Types whose equal values are the same in every respect; 0.0 and -0.0 are not."""
+
+_KIND = "axograph_kind"
+
+
+def _kind_of_tensor(tensor: torch.Tensor) -> Any:
+    """Kept on the tensor: it is asked for often, and is the same as long as nothing changes a tensor in place."""
+    found = tensor.__dict__.get(_KIND)
+    if found is None:
+        found = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+        tensor.__dict__[_KIND] = found
+    return found

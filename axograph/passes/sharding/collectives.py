@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -17,7 +16,6 @@ from axograph.capture.program import FACTS, Facts, facts
 from axograph.cost_model.protocol import Collective
 from axograph.grid import Grid
 from axograph.passes.rewrite import Emitter
-from axograph.passes.sharding.arguments import kind_of
 from axograph.passes.sharding.reshard import Atom, Path
 from axograph.placement import Placement, SubDim
 from axograph.torch_private import collective_op
@@ -33,21 +31,6 @@ class LocalEmitter(Emitter):
         self.grid = grid
         self.coordinates: dict[str, fx.Node] = {}
         """The placeholder with this rank's position along each axis: a scalar i64."""
-        self._made: dict[Any, Any] = {}
-        """What each different call made, as a fake value: identical layers ask again and again."""
-
-    def call(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Emit one operator; its fake result is that of an earlier call with arguments of the same kind, if any."""
-        key = (op, kind_of((args, kwargs)))
-        made = self._made.get(key)
-        if made is None:
-            node = super().call(op, *args, **kwargs)
-            self._made[key] = node.meta["val"]
-            return node
-        node = self.graph.create_node("call_function", op, args, kwargs, name=op._schema.name.partition("::")[2])
-        node.meta["val"] = made
-        self._inherit(node)
-        return node
 
     def first(self, sub: SubDim) -> fx.Node:
         """The first position of this rank's part of a sub-dim; a scalar."""
