@@ -92,8 +92,10 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _fusible(node: fx.Node) -> bool:
+    """Whether an operator has, or may have, a kernel of its own that could be part of another."""
     in_aten = getattr(node.target, "namespace", "") == "aten"
-    return in_aten and node.target not in _LIBRARY and not may_be_view(node)
+    copies = node.target is aten.contiguous.default or not may_be_view(node)
+    return in_aten and copies and node.target not in _LIBRARY
 
 
 def picks_beside_operators(graph: fx.Graph) -> fx.Graph:
