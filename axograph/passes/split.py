@@ -198,18 +198,8 @@ def _half(
 ) -> Program:
     """The part of a program that makes these results, given the saved values; `late` nodes where they are used."""
     members = ancestors((node for node, _ in results), saved)
-    ends = set(saved)
     graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
-    inputs: list[Input] = []
-    for node, declared in zip(program.placeholders(), program.inputs, strict=True):
-        if node in members and node not in ends:
-            made[node] = graph.node_copy(node)
-            inputs.append(declared)
-    for i, node in enumerate(saved):
-        made[node] = graph.placeholder(node.name)
-        made[node].meta = dict(node.meta)
-        inputs.append(Input(kind="saved", target=i))
+    made, inputs = _placeholders(program, members, saved, graph)
     ready = at_hand(program)
     finishing = _finishing(program, members, ready)
 
@@ -238,6 +228,24 @@ def _half(
         inputs=tuple(inputs),
         outputs=tuple(declared for _, declared in results),
     )
+
+
+def _placeholders(
+    program: Program, members: set[fx.Node], saved: Sequence[fx.Node], graph: fx.Graph
+) -> tuple[dict[fx.Node, fx.Node], list[Input]]:
+    """Declare in a graph those inputs that are among the members, and the saved values."""
+    made: dict[fx.Node, fx.Node] = {}
+    inputs: list[Input] = []
+    ends = set(saved)
+    for node, declared in zip(program.placeholders(), program.inputs, strict=True):
+        if node in members and node not in ends:
+            made[node] = graph.node_copy(node)
+            inputs.append(declared)
+    for i, node in enumerate(saved):
+        made[node] = graph.placeholder(node.name)
+        made[node].meta = dict(node.meta)
+        inputs.append(Input(kind="saved", target=i))
+    return made, inputs
 
 
 def _finishing(program: Program, members: set[fx.Node], ready: set[fx.Node]) -> set[fx.Node]:
