@@ -6,8 +6,10 @@ result to the observers, and keeps every program, also when a later pass fails.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -80,7 +82,8 @@ def run(program: Program, passes: Sequence[Pass], stages: Stages, observers: Seq
     for step in passes:
         start_s = time.perf_counter()
         try:
-            program = step.run(program)
+            with _uncollected():
+                program = step.run(program)
         except Exception as error:
             error.add_note(f"in the pass {step.name!r}; the stages before it are kept: {', '.join(stages)}")
             raise
@@ -89,3 +92,15 @@ def run(program: Program, passes: Sequence[Pass], stages: Stages, observers: Seq
         for observe in observers:
             observe(stage)
     return program
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python looks for no garbage meanwhile: it would look through all graphs there are, again and again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

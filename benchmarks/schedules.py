@@ -26,6 +26,7 @@ from axograph.passes.scheduling.memory import Lifetimes
 from axograph.passes.scheduling.report import report
 from axograph.passes.scheduling.schedule import SLACK, Schedule
 from axograph.passes.scheduling.tasks import Tasks
+from axograph.pipeline import Stages, run
 from tests.passes.scheduling.blocks import BLOCKS
 from tests.passes.scheduling.optimum import optimum
 from tests.zoo import GPT
@@ -108,9 +109,9 @@ def growth(layer_counts: Sequence[int]) -> None:
     for layers in layer_counts:
         before = _gpt(layers, batch=16)
         begin_s = time.process_time()
-        bucketed = BucketCollectives(grid=GRID, cost_model=MODEL).run(before)
+        bucketed = run(before, [BucketCollectives(grid=GRID, cost_model=MODEL)], Stages())
         bucketed_s = time.process_time()
-        after = Schedule(grid=GRID, cost_model=MODEL).run(bucketed)
+        after = run(bucketed, [Schedule(grid=GRID, cost_model=MODEL)], Stages())
         scheduled_s = time.process_time()
         assert before.backward is not None
         number = sum(len(Tasks(half, GRID, MODEL)) for half in (before, before.backward))

@@ -25,6 +25,7 @@ class Emitter:
         self.graph = fx.Graph()
         self.origin: fx.Node | None = None
         """The node of the old graph that is being rewritten; new nodes inherit its facts."""
+        self._inherited: dict[fx.Node, Facts] = {}
         self._made: dict[Any, Any] = {}
         """What each different call made, as a fake value: identical layers ask again and again."""
 
@@ -59,8 +60,13 @@ class Emitter:
         return copied
 
     def _inherit(self, node: fx.Node) -> None:
-        if self.origin is not None:
-            node.meta[FACTS] = replace(facts(self.origin), placements=(), collective=None, reason="", exposed=None)
+        if self.origin is None:
+            return
+        known = self._inherited.get(self.origin)
+        if known is None:
+            about = replace(facts(self.origin), placements=(), collective=None, reason="", exposed=None)
+            known = self._inherited[self.origin] = about
+        node.meta[FACTS] = known
 
 
 def _fake(node: fx.Node) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,6 +34,8 @@ TRIED = (2, 4)
 LEAST_GAIN = 0.03
 """The part of a step that more chunks must save: an estimate is not closer than that to what the clock says."""
 
+LARGE = 2000
+"""Of a program with more tasks than that, still more chunks are only tried for twice the least gain."""
 
 MOST = 0.95
 """How much of the communication that any part can cut the part chosen cuts: the batch comes before other dims."""
@@ -73,8 +75,10 @@ class Chunk:
         most_gain_s = self._most_gain_s(program)
         if most_gain_s <= 0:
             return program
-        best, (once_s, busy_s, peaks) = program, self._estimate(program)
-        best_s = once_s
+        whole = self._halves(program)
+        best, best_s = program, sum(map(half_s, whole))
+        busy_s = _busy_s(whole)
+        once_s = best_s
         if max(*busy_s.values(), once_s - most_gain_s) >= once_s * (1 - LEAST_GAIN):
             return program
         survey = Survey(program, self.batch_dims)
@@ -88,14 +92,15 @@ class Chunk:
             bound_s = max(bound_s, once_s - cuts.most_gain_s)
             if best is not program:  # of what stays exposed, twice as many chunks leave about half
                 bound_s = (best_s + bound_s) / 2
-            if bound_s >= best_s * (1 - LEAST_GAIN):
+            again = best is not program and sum(map(len, whole)) > LARGE
+            if bound_s >= best_s * (1 - LEAST_GAIN * (1 + again)):
                 continue
-            tried = Chunker(program, cuts).run()
-            tried_s, _, taken = self._estimate(tried)
-            fits = all(now <= before + spare_bytes for now, before in zip(taken, peaks, strict=True))
-            if fits and tried_s < best_s * (1 - LEAST_GAIN):
-                best, best_s = tried, tried_s
-            elif tried_s >= best_s:  # still more chunks hide no more
+            candidate = Chunker(program, cuts).run()
+            halves = self._halves(candidate)
+            candidate_s = sum(map(half_s, halves))
+            if candidate_s < best_s * (1 - LEAST_GAIN) and _fits(halves, whole, spare_bytes):
+                best, best_s = candidate, candidate_s
+            elif candidate_s >= best_s:  # still more chunks hide no more
                 break
         return best
 
@@ -120,20 +125,13 @@ class Chunk:
                 gain_s += 2 * (task.time_s - self.cost_model.collective_s(share(moved, 2), self.grid))
         return gain_s if gain_s > LEAST_GAIN * step_s else 0.0
 
-    def _estimate(self, program: Program) -> tuple[float, dict[str, float], list[int]]:
-        """The seconds of a step, those in which each track is busy, and the peak of memory in each half as given."""
+    def _halves(self, program: Program) -> list[Tasks]:
+        """The tasks of both halves, as they are split."""
         blocks = program.plan is not None and program.plan.remat == "block"
         remat: Remat = "block" if blocks else "none"
         split = Split(grid=self.grid, cost_model=self.cost_model, remat=remat).run(program)
         halves = [split] if split.backward is None else [split, split.backward]
-        time_s, busy_s, peaks = 0.0, defaultdict[str, float](float), []
-        for half in halves:
-            tasks = Tasks(half, self.grid, self.cost_model)
-            for task in tasks:
-                busy_s[task.track] += task.time_s
-            peaks.append(Lifetimes(tasks).peak(list(half.graph.nodes)))
-            time_s += half_s(tasks)
-        return time_s, busy_s, peaks
+        return [Tasks(half, self.grid, self.cost_model) for half in halves]
 
     def _spare_bytes(self, program: Program) -> float:
         held = program.plan.memory if program.plan is not None else None
@@ -149,6 +147,26 @@ class Chunk:
         parts = [(part, cut_s(part)) for part in survey.parts if part.size % chunks == 0]
         most_s = max((time_s for _, time_s in parts), default=0.0)
         return next((part for part, time_s in parts if time_s >= MOST * most_s), None)
+
+
+def _busy_s(halves: Sequence[Tasks]) -> dict[str, float]:
+    """The seconds of a step in which each track is busy."""
+    busy_s = defaultdict[str, float](float)
+    for tasks in halves:
+        for task in tasks:
+            busy_s[task.track] += task.time_s
+    return busy_s
+
+
+def _fits(halves: Sequence[Tasks], before: Sequence[Tasks], spare_bytes: float) -> bool:
+    """Whether no half, in the order given, takes more memory than before, but for what is to spare."""
+    if math.isinf(spare_bytes):
+        return True
+    return all(_peak(now) <= _peak(then) + spare_bytes for now, then in zip(halves, before, strict=True))
+
+
+def _peak(tasks: Tasks) -> int:
+    return Lifetimes(tasks).peak(list(tasks.graph.nodes))
 
 
 def check_chunks(asked: Chunks) -> None:

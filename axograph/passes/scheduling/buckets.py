@@ -65,8 +65,6 @@ class BucketCollectives:
         saved_s = sum((len(group) - 1) * _latency_s(tasks, group[0]) for group in groups)
         if saved_s <= WORTH * least_s(tasks):
             return program
-        given = Lifetimes(tasks).peak(list(program.graph.nodes))
-        cap_bytes = min(self.slack * given, given + spare_bytes)
         late, alone = {tasks[number].node for number in tasks.of_weights}, _returned(program)
         given_s = half_s(tasks, self.contention)
         found: list[tuple[float, list[Bucket]]] = []
@@ -78,10 +76,15 @@ class BucketCollectives:
             if buckets and candidate_s < given_s * (1 - 1e-9):
                 nodes = [tuple(task.node for task in bucket) for bucket in buckets]
                 candidate = merged(program, nodes, late=late, alone=alone)
-                after = Tasks(candidate, self.grid, self.cost_model)
-                if Lifetimes(after).peak(list(candidate.graph.nodes)) <= cap_bytes:
+                given, after = _peak(tasks), _peak(Tasks(candidate, self.grid, self.cost_model))
+                if after <= min(self.slack * given, given + spare_bytes):
                     return candidate
         return program
+
+
+def _peak(tasks: Tasks) -> int:
+    """The most bytes that live at once in the order given."""
+    return Lifetimes(tasks).peak(list(tasks.graph.nodes))
 
 
 def _groups(program: Program, tasks: Tasks) -> list[list[Task]]:
