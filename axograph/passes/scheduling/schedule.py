@@ -32,6 +32,9 @@ WINDOWS = (16, 6, 64)
 AIM = 0.9
 """Aiming at this part of the memory there is may succeed where aiming at all of it does not."""
 
+JUST_BELOW = 0.98
+"""An order takes a little more than list scheduling counted: starts are issued before what runs meanwhile."""
+
 WORK = 100_000
 """How many tasks list scheduling places in a half, all orders together; with many tasks fewer orders are tried."""
 
@@ -97,7 +100,7 @@ class _Search:
         self._offer(self.tasks.ordered(self.tasks))
         self._offer(axonn_order(self.tasks))
         good_s = NEAR * least_s(self.tasks)
-        trials = [(self.cap_bytes, math.inf)]
+        trials = [(self.cap_bytes, math.inf), (JUST_BELOW * self.cap_bytes, math.inf)]
         aims = (self.cap_bytes, AIM * self.cap_bytes)
         trials += [(aim, float(window)) for aim in aims for window in WINDOWS if window < len(self.tasks)]
         rounds = ROUNDS if len(self.tasks) * len(trials) < WORK / 10 else 2
