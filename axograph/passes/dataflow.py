@@ -127,3 +127,16 @@ def at_hand(program: Program) -> set[fx.Node]:
         elif node.op == "call_function" and all(argument in found for argument in node.all_input_nodes):
             found.add(node)
     return found
+
+
+def only_gradients(program: Program) -> set[fx.Node]:
+    """The nodes from which nothing but gradients follows, by operators with one input: nothing waits for them."""
+    results = zip(program.results(), program.outputs, strict=True)
+    others = {result for result, declared in results if declared.kind != "gradient"}
+    output = program.graph.output_node()
+    found: set[fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        onward = (user is output or (user in found and len(user.all_input_nodes) == 1) for user in node.users)
+        if node.op == "call_function" and node not in others and all(onward):
+            found.add(node)
+    return found

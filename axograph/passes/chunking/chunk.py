@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torch import fx
-
 from axograph.capture.program import Program, facts
 from axograph.cost_model.protocol import Compute, CostModel
 from axograph.errors import PlanError
 from axograph.grid import Grid
 from axograph.passes.chunking.cuts import Cuts, Part, Survey, share
 from axograph.passes.chunking.emit import Chunker
+from axograph.passes.dataflow import only_gradients
 from axograph.passes.remat import Remat
 from axograph.passes.scheduling.estimate import half_s
 from axograph.passes.scheduling.memory import Lifetimes
@@ -111,7 +110,7 @@ class Chunk:
         operator is launched twice, every collective has its latency twice. 0 where that is too little of a step.
         """
         tasks = Tasks(program, self.grid, self.cost_model)
-        ends = _only_gradients(program)
+        ends = only_gradients(program)
         step_s = gain_s = 0.0
         launch_s = self.cost_model.compute_s(Compute(op="launch", flops=0.0, size_bytes=1.0, dtype="f32"))
         for task in tasks:
@@ -138,10 +137,13 @@ class Chunk:
         return max(self.memory_bytes - held.total, 0.0) if held is not None else math.inf
 
     def _part(self, survey: Survey, chunks: int) -> Part | None:
-        """The outermost part that can be cut so often, and along which most of what is communicated can be cut."""
+        """The outermost part that can be cut so often, and along which most of what is communicated can be cut.
+
+        Weights and their gradients do not count: nothing in between waits for them.
+        """
 
         def cut_s(part: Part) -> float:
-            moved = (facts(node).collective for node in part.units)
+            moved = (facts(node).collective for node in part.units if node not in survey.apart)
             return sum(self.cost_model.collective_s(one, self.grid) for one in moved if one is not None)
 
         parts = [(part, cut_s(part)) for part in survey.parts if part.size % chunks == 0]
@@ -193,16 +195,3 @@ def _indivisible(chunks: int, survey: Survey) -> PlanError:
         rule="chunks are equally large: their number divides a part of the batch, or of another dim of the inputs",
         remedy='chunks="auto", or a larger batch',
     )
-
-
-def _only_gradients(program: Program) -> set[fx.Node]:
-    """The nodes from which nothing but gradients follows, by operators with one input: nothing waits for them."""
-    results = zip(program.results(), program.outputs, strict=True)
-    others = {result for result, declared in results if declared.kind != "gradient"}
-    output = program.graph.output_node()
-    found: set[fx.Node] = set()
-    for node in reversed(program.graph.nodes):
-        onward = (user is output or (user in found and len(user.all_input_nodes) == 1) for user in node.users)
-        if node.op == "call_function" and node not in others and all(onward):
-            found.add(node)
-    return found

@@ -19,6 +19,7 @@ from axograph.cost_model.protocol import Collective, Compute, CostModel
 from axograph.cost_model.simulator import STREAM
 from axograph.grid import Grid
 from axograph.passes.chunking.rules import local_rule_of
+from axograph.passes.dataflow import from_parameters, only_gradients
 from axograph.passes.sharding.arguments import (
     Value,
     is_pick,
@@ -54,6 +55,8 @@ class Survey:
         self.atoms = find_atoms(program.graph, self.rules)
         self._options = self._find_options()
         self._links = Links(self._options)
+        self.apart = from_parameters(program) | only_gradients(program)
+        """What follows from weights alone, and what only brings gradients to where they are stored."""
         self.parts = self._find_parts(program, batch_dims)
 
     def _find_options(self) -> dict[fx.Node, Options]:

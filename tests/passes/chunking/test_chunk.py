@@ -22,7 +22,7 @@ from axograph.passes.scheduling.estimate import step_s
 from axograph.passes.scheduling.report import report
 from axograph.passes.split import Split
 from tests.test_equality import assert_equal_gradients, largest_difference
-from tests.zoo import BY_NAME, GPT, double_everywhere, loss_of
+from tests.zoo import BY_NAME, GPT, MLP, double_everywhere, loss_of
 
 MODEL = RingModel()
 
@@ -174,6 +174,19 @@ def test_chunks_hide_what_the_next_operator_waits_for() -> None:
     assert time_s(found) < 0.9 * time_s(whole())
     split = Split(grid=Grid.of(GRID), cost_model=MODEL).run(found)
     assert str(report(split, Grid.of(GRID), MODEL)).startswith("a step on grid x=2 y=2 z=1 data=2 in 2 chunks: ")
+
+
+def test_weights_and_their_gradients_do_not_decide_what_is_cut() -> None:
+    """Features would cut them, and leave what the second product waits for whole."""
+    with torch.device("meta"):
+        model = MLP(features=4096, hidden=16384).to(torch.bfloat16)
+        inputs = {"x": torch.empty(16, 512, 4096, dtype=torch.bfloat16)}
+    program = chunked(before_chunks(model, (2, 2, 2, 2), inputs), 2, (2, 2, 2, 2))
+    products = [node for node in program.graph.nodes if "mm" in str(node.target) and facts(node).path == "up"]
+    assert [(facts(node).chunk, tuple(node.meta["val"].shape)) for node in products[:2]] == [
+        (0, (1024, 8192)),
+        (1, (1024, 8192)),
+    ]
 
 
 def test_one_chunk_where_nothing_is_waited_for() -> None:

@@ -25,7 +25,7 @@ class Block:
     scheme: str | None = None
 
     def halves(self) -> list[tuple[str, Program]]:
-        """The forward and the backward half before scheduling, by name."""
+        """The halves before scheduling, by name; in one chunk, so that the optimum can be proven."""
         with torch.device("meta"):
             model = _model(self.name).to(torch.bfloat16)
             if isinstance(model, MLP):
@@ -33,7 +33,9 @@ class Block:
             else:
                 tokens = torch.empty(16, 2048, dtype=torch.int64)
                 inputs = {"input_ids": tokens, "labels": tokens}
-        module = axograph.parallelize(model, self.grid, scheme=self.scheme, sample_inputs=inputs, pipeline=_unscheduled)
+        module = axograph.parallelize(
+            model, self.grid, scheme=self.scheme, chunks=1, sample_inputs=inputs, pipeline=_unscheduled
+        )
         forward = module.stages["split"].program
         assert forward.backward is not None
         title = f"{self.name} {'x'.join(map(str, self.grid))} {self.scheme or 'search'}"
