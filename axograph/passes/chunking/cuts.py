@@ -32,7 +32,7 @@ from axograph.passes.sharding.atoms import Atoms, Unit, find_atoms
 from axograph.passes.sharding.roles import Links, Spot, spots
 from axograph.passes.sharding.rule import Rule, Strategy
 from axograph.passes.sharding.rules import RuleBook
-from axograph.passes.sharding.strategies import Cut, Options, place
+from axograph.passes.sharding.strategies import Cut, Options, find_options, place
 from axograph.passes.sharding.work import local_work
 from axograph.passes.simplify import value_type
 from axograph.placement import Placement
@@ -53,23 +53,11 @@ class Survey:
         book = RuleBook(local_rule_of)
         self.rules: dict[fx.Node, Rule] = {node: book.rule_of(node) for node in nodes}
         self.atoms = find_atoms(program.graph, self.rules)
-        self._options = self._find_options()
+        self._options = find_options(self.rules, self.atoms)
         self._links = Links(self._options)
         self.apart = from_parameters(program) | only_gradients(program)
         """What follows from weights alone, and what only brings gradients to where they are stored."""
         self.parts = self._find_parts(program, batch_dims)
-
-    def _find_options(self) -> dict[fx.Node, Options]:
-        known: dict[Hashable, Options] = {}
-        found = {}
-        for node, rule in self.rules.items():
-            inputs = tuple(self.atoms[resolve(argument)] for argument in tensor_arguments(node))
-            outputs = tuple(self.atoms.get((node, i)) if t is not None else None for i, t in enumerate(rule.outputs))
-            key = (id(rule), inputs, outputs)
-            if key not in known:
-                known[key] = Options(rule, inputs, outputs)
-            found[node] = known[key]
-        return found
 
     def _find_parts(self, program: Program, batch_dims: Mapping[int, int | None]) -> list[Part]:
         """The parts of the batch, the outermost first, then those of the other dims of inputs with a batch.

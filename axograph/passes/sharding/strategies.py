@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from torch import fx
+
 from axograph.grid import AXES, CUT_ORDER, Grid
+from axograph.passes.sharding.arguments import Value, resolve, tensor_arguments
 from axograph.passes.sharding.atoms import Atoms, Unit, units
 from axograph.passes.sharding.rule import Rule, Strategy
 from axograph.placement import Placement, SubDim
@@ -115,6 +118,20 @@ class Options:
             if made is not None:
                 found.setdefault((made.inputs, made.outputs), made)
         return list(found.values())
+
+
+def find_options(rules: Mapping[fx.Node, Rule], atoms: Mapping[Value, Atoms]) -> dict[fx.Node, Options]:
+    """The options of each operator; those with the same rule, over the same atoms, share theirs."""
+    known: dict[Hashable, Options] = {}
+    found = {}
+    for node, rule in rules.items():
+        inputs = tuple(atoms[resolve(argument)] for argument in tensor_arguments(node))
+        outputs = tuple(atoms.get((node, i)) if t is not None else None for i, t in enumerate(rule.outputs))
+        key = (id(rule), inputs, outputs)
+        if key not in known:
+            known[key] = Options(rule, inputs, outputs)
+        found[node] = known[key]
+    return found
 
 
 def may_pad(size: int, ranks: int) -> bool:

@@ -19,7 +19,7 @@ from axograph.passes.sharding.roles import Roles, find_roles
 from axograph.passes.sharding.rule import Rule
 from axograph.passes.sharding.rules import RuleBook
 from axograph.passes.sharding.schemes import Scheme
-from axograph.passes.sharding.strategies import Options
+from axograph.passes.sharding.strategies import Options, find_options
 from axograph.placement import Placement
 
 
@@ -62,7 +62,7 @@ class Survey:
         self.placeholders = dict(zip(self.program.placeholders(), self.program.inputs, strict=True))
         self.results = self.program.results()
         self.atoms = find_atoms(self.program.graph, self.rules, self._tied(), self._already_stored())
-        self.options = self._options()
+        self.options = find_options(self.rules, self.atoms)
         self.roles = find_roles(self.program, self.options, self.atoms, self.grid, self.scheme, self.batch_dims)
         self.partners = find_partners(self.options, self._gradients_and_parameters())
         self.matmuls = matmul_names(self.nodes)
@@ -94,19 +94,6 @@ class Survey:
             for node, declared in self.placeholders.items()
             if declared.kind == "parameter" and declared.target in self.stored
         }
-
-    def _options(self) -> dict[fx.Node, Options]:
-        """The options of each operator; those with the same rule, over the same atoms, share theirs."""
-        known: dict[Hashable, Options] = {}
-        found = {}
-        for node, rule in self.rules.items():
-            inputs = tuple(self.atoms[resolve(argument)] for argument in tensor_arguments(node))
-            outputs = tuple(self.atoms.get((node, i)) if t is not None else None for i, t in enumerate(rule.outputs))
-            key = (id(rule), inputs, outputs)
-            if key not in known:
-                known[key] = Options(rule, inputs, outputs)
-            found[node] = known[key]
-        return found
 
     def _users(self) -> dict[Value, list[tuple[fx.Node, int]]]:
         users: dict[Value, list[tuple[fx.Node, int]]] = defaultdict(list)
