@@ -122,6 +122,10 @@ class Program:
         """The graph itself."""
         return self.graph_module.graph
 
+    def halves(self) -> tuple[Program, ...]:
+        """This program, and the backward half if there is one."""
+        return (self,) if self.backward is None else (self, self.backward)
+
     def placeholders(self) -> list[fx.Node]:
         """The input nodes, in the order of `inputs`."""
         return [node for node in self.graph.nodes if node.op == "placeholder"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from axograph.capture.program import Input, Output, Program, value
+from axograph.capture.program import Input, Output, Program, size_bytes, value
 from axograph.passes.dataflow import ancestors, is_view
 from axograph.passes.rewrite import Emitter, drop_unused
 from axograph.torch_private import graph_module
@@ -110,12 +110,8 @@ def _stand_for(node: fx.Node, sources: set[fx.Node], added: set[fx.Node]) -> boo
     """Whether values can be saved instead of one made from them: one of them as large, the others small."""
     if not all(isinstance(n.meta["val"], torch.Tensor) and n.op == "call_function" for n in added):
         return False
-    large = [source for source in sources if 8 * _bytes(source) > _bytes(node)]
-    return len(large) <= 1 and all(_bytes(source) <= _bytes(node) for source in large)
-
-
-def _bytes(node: fx.Node) -> int:
-    return value(node).numel() * value(node).element_size()
+    large = [source for source in sources if 8 * size_bytes(source) > size_bytes(node)]
+    return len(large) <= 1 and all(size_bytes(source) <= size_bytes(node) for source in large)
 
 
 def _lasting(program: Program) -> dict[fx.Node, Input]:

@@ -135,12 +135,10 @@ class Split:
         assert self.grid is not None
         assert self.cost_model is not None
         most = 0
-        half: Program | None = program
-        while half is not None:
+        for half in program.halves():
             lifetimes = Lifetimes(Tasks(half, self.grid, self.cost_model))
             lifetimes.size.update(dict.fromkeys((*lifetimes.inputs, *lifetimes.results), 0))
             most = max(most, lifetimes.peak(list(half.graph.nodes)))
-            half = half.backward
         return most
 
     def _saved(self, whole: _Whole, redone: set[fx.Node]) -> list[fx.Node]:

@@ -20,7 +20,7 @@ from axograph.passes.chunking.emit import Chunker
 from axograph.passes.dataflow import only_gradients
 from axograph.passes.remat import Remat
 from axograph.passes.scheduling.estimate import half_s
-from axograph.passes.scheduling.memory import Lifetimes
+from axograph.passes.scheduling.memory import Lifetimes, room_bytes
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.split import Split
 
@@ -81,7 +81,7 @@ class Chunk:
         if max(*busy_s.values(), once_s - most_gain_s) >= once_s * (1 - LEAST_GAIN):
             return program
         survey = Survey(program, self.batch_dims)
-        spare_bytes = self._spare_bytes(program)
+        spare_bytes = room_bytes(program, self.memory_bytes)
         for chunks in TRIED:
             part = self._part(survey, chunks)
             if part is None:
@@ -129,12 +129,7 @@ class Chunk:
         blocks = program.plan is not None and program.plan.remat == "block"
         remat: Remat = "block" if blocks else "none"
         split = Split(grid=self.grid, cost_model=self.cost_model, remat=remat).run(program)
-        halves = [split] if split.backward is None else [split, split.backward]
-        return [Tasks(half, self.grid, self.cost_model) for half in halves]
-
-    def _spare_bytes(self, program: Program) -> float:
-        held = program.plan.memory if program.plan is not None else None
-        return max(self.memory_bytes - held.total, 0.0) if held is not None else math.inf
+        return [Tasks(half, self.grid, self.cost_model) for half in split.halves()]
 
     def _part(self, survey: Survey, chunks: int) -> Part | None:
         """The outermost part that can be cut so often, and along which most of what is communicated can be cut.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import networkx as nx
 
-from axograph.capture.program import DTYPE_NAMES, facts, value
+from axograph.capture.program import DTYPE_NAMES, facts, size_bytes, value
 from axograph.cost_model.protocol import Collective, Compute
 from axograph.cost_model.simulator import STREAM
 from axograph.passes.scheduling.tasks import Task, Tasks
@@ -25,8 +25,7 @@ def moved(task: Task) -> Collective:
 
 def laid_s(tasks: Tasks, members: Sequence[Task]) -> float:
     """Seconds for laying what these send side by side."""
-    sent = [value(task.node.all_input_nodes[0]) for task in members]
-    return _copied_s(tasks, members[0], float(sum(tensor.numel() * tensor.element_size() for tensor in sent)))
+    return _copied_s(tasks, members[0], float(sum(size_bytes(task.node.all_input_nodes[0]) for task in members)))
 
 
 def taken_s(tasks: Tasks, task: Task) -> float:

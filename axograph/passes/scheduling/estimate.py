@@ -18,8 +18,7 @@ def step_s(program: Program, grid: Grid, model: CostModel, contention: float = 1
 
     Memory is not looked at: the pass `schedule` may find less where it is ample, and more where it is short.
     """
-    halves = (program, program.backward)
-    return sum(half_s(Tasks(half, grid, model), contention) for half in halves if half is not None)
+    return sum(half_s(Tasks(half, grid, model), contention) for half in program.halves())
 
 
 def half_s(tasks: Sequence[Task], contention: float = 1.0) -> float:

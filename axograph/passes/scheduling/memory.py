@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
 from torch import fx
 
-from axograph.capture.program import Program
+from axograph.capture.program import Program, size_bytes
 from axograph.passes.scheduling.tasks import Tasks
 from axograph.passes.sharding.arguments import is_pick
 from axograph.torch_private import collective_op
@@ -41,7 +40,7 @@ class Lifetimes:
                 self.made[node] = ()
             else:
                 home[node] = self.made[node] = () if node.op == "output" else (node,)
-                self.size[node] = _bytes(node.meta.get("val"))
+                self.size[node] = size_bytes(node)
                 if node.op == "placeholder":
                     self.inputs.add(node)
         self.results = frozenset(self.read[tasks.graph.output_node()])
@@ -71,9 +70,3 @@ def room_bytes(program: Program, memory_bytes: float) -> float:
     """What the plan of a program leaves of so much memory; without a plan nothing is short."""
     held = program.plan.memory if program.plan is not None else None
     return max(memory_bytes - held.total, 0.0) if held is not None else math.inf
-
-
-def _bytes(value: object) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return sum(_bytes(item) for item in value) if isinstance(value, list | tuple) else 0
